@@ -1,0 +1,1 @@
+"""Transcriptions of published algorithms that share no code with refopt."""
