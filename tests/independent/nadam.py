@@ -55,7 +55,8 @@ def run(
         ZeroDivisionError: a denominator is zero, for example g = eps = 0 at the first step.
     """
     if digits < 17:
-        raise ValueError(f"digits must be at least 17 to hold a float64 exactly, got {digits}")
+        message = f"digits must be at least 17 to hold a float64 exactly, got {digits}"
+        raise ValueError(message)
     with mp.workdps(digits):
         gamma, epsilon, lambda_, psi = map(mpf, (lr, eps, weight_decay, momentum_decay))
         beta_1, beta_2 = map(mpf, betas)
