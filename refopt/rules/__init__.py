@@ -1,0 +1,1 @@
+"""The mathematics: one optimizer a file, pure functions over an abstract array namespace."""

@@ -1,0 +1,594 @@
+"""NAdam: Adam with Nesterov momentum and a momentum schedule.
+
+Specification: spec/nadam.md. Sources: T. Dozat, "Incorporating Nesterov Momentum into Adam"
+(ICLR workshop 2016); torch.optim.NAdam 2.2 (the documented algorithm) and 2.13 (the release).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from refopt.typing import Array, Namespace, Number, Numbers, Profile
+
+
+class Hyper(NamedTuple):
+    """NAD-1: what the user sets. Numbers; `lr` may carry a dtype (a tensor learning rate)."""
+
+    lr: Number = 2e-3  # γ, learning rate
+    beta1: Number = 0.9  # β₁, decay of the first moment
+    beta2: Number = 0.999  # β₂, decay of the second moment
+    epsilon: Number = 1e-8  # ε, added to the denominator
+    weight_decay: Number = 0.0  # λ
+    momentum_decay: Number = 4e-3  # ψ, decay of the momentum schedule
+
+
+class Clock(NamedTuple):
+    """What depends on the number of steps alone, carried from step to step."""
+
+    t: Number  # steps done
+    product: Number  # Π μᵢ for i = 1 … t
+    base_power: Number = 1.0  # 0.96ᵗ, for releases that keep a running power
+    beta2_power: Number = 1.0  # β₂ᵗ, likewise
+
+
+class Scalars(NamedTuple):
+    """The coefficients of one step."""
+
+    t: Number  # this step, from 1
+    mu: Number  # μₜ
+    mu_next: Number  # μₜ₊₁
+    product: Number  # Π μᵢ for i = 1 … t
+    rest: Number  # 1 - Π μᵢ for i = 1 … t, divisor of the gradient
+    rest_next: Number  # 1 - Π μᵢ for i = 1 … t + 1, divisor of the momentum
+    here: Number  # coefficient of the gradient in m̂
+    ahead: Number  # coefficient of the momentum in m̂
+    correction: Number  # 1 - β₂ᵗ
+    root: Number  # its square root
+    lr: Number  # γ as it enters the step
+    decay: Number  # γ λ
+
+
+class State(NamedTuple):
+    """The moments of one parameter; both have its shape, dtype, device and layout."""
+
+    m: Array  # first moment
+    v: Array  # second moment
+
+
+class Quantities(NamedTuple):
+    """Every named array of a step, in the order of the equations; shaped like the parameter."""
+
+    g: Array  # gₜ, the gradient after objective and coupled decay
+    m: Array  # mₜ
+    v: Array  # vₜ
+    m_hat: Array  # m̂ₜ
+    v_hat: Array  # v̂ₜ
+    denominator: Array  # √v̂ₜ + ε
+    param: Array  # θₜ
+
+
+# -- objective (NAD-3.1): the gradient of what is minimised ---------------------------------------
+def minimize(grad: Array) -> Array:  # NAD-3.1a
+    return grad
+
+
+def maximize(grad: Array) -> Array:  # NAD-3.1b
+    return -grad
+
+
+# -- decay (NAD-4): (param, gradient) before the step; the parameter after it ---------------------
+class Decay(NamedTuple):
+    """Weight decay acts before the step, or after it."""
+
+    before: Callable[..., tuple[Array, Array]]
+    after: Callable[..., Array]
+
+
+def untouched(p: Array, g: Array, h: Hyper, s: Scalars) -> tuple[Array, Array]:
+    return p, g
+
+
+def penalty(p: Array, g: Array, h: Hyper, s: Scalars) -> tuple[Array, Array]:
+    return p, g + h.weight_decay * p
+
+
+def shrunk(p: Array, g: Array, h: Hyper, s: Scalars) -> tuple[Array, Array]:
+    return p - s.decay * p, g
+
+
+def scaled(p: Array, g: Array, h: Hyper, s: Scalars) -> tuple[Array, Array]:
+    return p * (1 - s.decay), g
+
+
+def shrunk_without_lr(p: Array, g: Array, h: Hyper, s: Scalars) -> tuple[Array, Array]:
+    return p - h.weight_decay * p, g
+
+
+def final(p: Array, h: Hyper, s: Scalars) -> Array:
+    return p
+
+
+def shrunk_after(p: Array, h: Hyper, s: Scalars) -> Array:
+    return p - s.decay * p
+
+
+no_decay = Decay(untouched, final)  # NAD-4.1a
+coupled = Decay(penalty, final)  # NAD-4.1b
+decoupled = Decay(shrunk, final)  # NAD-4.1c
+decoupled_factor = Decay(scaled, final)  # NAD-4.1d: as torch and timm round it
+decoupled_after = Decay(untouched, shrunk_after)  # NAD-4.1e
+decoupled_without_lr = Decay(shrunk_without_lr, final)  # NAD-4.1f
+
+
+# -- scalars (NAD-5.1): the dtype in which numbers are kept before they meet an array -------------
+def in_double(x: Number, num: Numbers) -> Number:  # NAD-5.1a
+    return num(x)
+
+
+def in_float32(x: Number, num: Numbers) -> Number:  # NAD-5.1b
+    return num.float32(x)
+
+
+def in_native(x: Number, num: Numbers) -> Number:  # NAD-5.1c
+    return num.native(x)
+
+
+# -- given (NAD-1.8): hyperparameters as given, or mistaken ---------------------------------------
+def as_given(h: Hyper) -> Hyper:  # NAD-1.8a
+    return h
+
+
+def keras_epsilon(h: Hyper) -> Hyper:  # NAD-1.8b
+    return h._replace(epsilon=1e-7)
+
+
+def no_epsilon(h: Hyper) -> Hyper:  # NAD-1.8c
+    return h._replace(epsilon=0.0)
+
+
+def no_momentum_decay(h: Hyper) -> Hyper:  # NAD-1.8d
+    return h._replace(momentum_decay=0.0)
+
+
+def swapped_beta1(h: Hyper) -> Hyper:  # NAD-1.8e
+    return h._replace(beta1=1 - h.beta1)
+
+
+def swapped_beta2(h: Hyper) -> Hyper:  # NAD-1.8f
+    return h._replace(beta2=1 - h.beta2)
+
+
+# -- index (NAD-5.2): the step that enters the schedule and the corrections -----------------------
+def from_one(t: Number) -> Number:  # NAD-5.2a
+    return t
+
+
+def from_zero(t: Number) -> Number:  # NAD-5.2b: off by one, early
+    return t - 1
+
+
+def from_two(t: Number) -> Number:  # NAD-5.2c: off by one, late
+    return t + 1
+
+
+# -- schedule (NAD-5.3): μ at step t; `power` is 0.96ᵗ kept as a running product ------------------
+def decaying(t: Number, power: Number, h: Hyper) -> Number:  # NAD-5.3a
+    return h.beta1 * (1 - 0.5 * 0.96 ** (t * h.momentum_decay))
+
+
+def decaying_running(t: Number, power: Number, h: Hyper) -> Number:  # NAD-5.3b
+    return h.beta1 * (1 - 0.5 * power**h.momentum_decay)
+
+
+def unscaled(t: Number, power: Number, h: Hyper) -> Number:  # NAD-5.3c
+    return h.beta1 * (1 - 0.5 * 0.96**t)
+
+
+def constant(t: Number, power: Number, h: Hyper) -> Number:  # NAD-5.3d
+    return h.beta1
+
+
+def base_95(t: Number, power: Number, h: Hyper) -> Number:  # NAD-5.3e
+    return h.beta1 * (1 - 0.5 * 0.95 ** (t * h.momentum_decay))
+
+
+# -- start and product (NAD-6): Π μᵢ --------------------------------------------------------------
+def one(num: Numbers) -> Number:  # NAD-6.1a
+    return num(1.0)
+
+
+def zero(num: Numbers) -> Number:  # NAD-6.1b: no bias correction of the first moment
+    return num(0.0)
+
+
+def exact(old: Number, mu: Number, num: Numbers) -> Number:  # NAD-6.2a
+    return num.float64(old) * mu
+
+
+def float32_product(old: Number, mu: Number, num: Numbers) -> Number:  # NAD-6.2b: rounded each step
+    return num.float32(num.float64(num.float32(old)) * num.float64(num.float32(mu)))
+
+
+def native_product(old: Number, mu: Number, num: Numbers) -> Number:  # NAD-6.2c
+    return num.native(old) * num.native(mu)
+
+
+def kept_product(old: Number, mu: Number, num: Numbers) -> Number:  # NAD-6.2d: in its own dtype
+    return old * mu
+
+
+# -- divisors (NAD-6.3): 1 - product, for the gradient and for the momentum -----------------------
+def running(product: Number, mu: Number, mu_next: Number) -> tuple[Number, Number]:  # NAD-6.3a
+    return 1 - product, 1 - product * mu_next
+
+
+def extra_mu(product: Number, mu: Number, mu_next: Number) -> tuple[Number, Number]:  # NAD-6.3b
+    return 1 - product, 1 - product * mu * mu_next
+
+
+def same(product: Number, mu: Number, mu_next: Number) -> tuple[Number, Number]:  # NAD-6.3c
+    return 1 - product, 1 - product
+
+
+# -- coefficient (NAD-6.4): the product as it enters the coefficients -----------------------------
+def coefficient_double(product: Number, num: Numbers) -> Number:  # NAD-6.4a
+    return num.float64(product)
+
+
+def coefficient_kept(product: Number, num: Numbers) -> Number:  # NAD-6.4b
+    return product
+
+
+# -- rate (NAD-6.5): the dtype of a learning rate that carries one --------------------------------
+def rate_kept(lr: Number, num: Numbers) -> Number:  # NAD-6.5a
+    return lr
+
+
+def rate_double(lr: Number, num: Numbers) -> Number:  # NAD-6.5b
+    return num.float64(lr)
+
+
+def rate_float32(lr: Number, num: Numbers) -> Number:  # NAD-6.5c
+    return num.float32(lr)
+
+
+# -- first and second moment (NAD-7, NAD-8) -------------------------------------------------------
+def weighted(m: Array, g: Array, h: Hyper, xp: Namespace) -> Array:  # NAD-7.1a
+    return h.beta1 * m + (1 - h.beta1) * g
+
+
+def increment(m: Array, g: Array, h: Hyper, xp: Namespace) -> Array:  # NAD-7.1b: Keras
+    return xp.lerp(m, g, 1 - h.beta1)
+
+
+def lerp(m: Array, g: Array, h: Hyper, xp: Namespace) -> Array:  # NAD-7.1c: torch, from the nearer end
+    w = 1 - h.beta1
+    return xp.lerp(m, g, w) if w < 0.5 else xp.lerp(g, m, 1 - w)
+
+
+def weighted_square(v: Array, g: Array, h: Hyper, xp: Namespace) -> Array:  # NAD-8.1a
+    return h.beta2 * v + (1 - h.beta2) * (g * g)
+
+
+def increment_square(v: Array, g: Array, h: Hyper, xp: Namespace) -> Array:  # NAD-8.1b: Keras
+    return xp.lerp(v, g * g, 1 - h.beta2)
+
+
+def square_of_scaled(v: Array, g: Array, h: Hyper, xp: Namespace) -> Array:  # NAD-8.1c: torch
+    return h.beta2 * v + ((1 - h.beta2) * g) * g
+
+
+# -- momentum (NAD-9): the two addends of m̂ -------------------------------------------------------
+def current(m: Array, old: Array, g: Array, h: Hyper, s: Scalars) -> tuple[Array, Array]:  # NAD-9.1a
+    return s.ahead * m, s.here * g
+
+
+def previous(m: Array, old: Array, g: Array, h: Hyper, s: Scalars) -> tuple[Array, Array]:  # NAD-9.1b
+    return s.ahead * old, s.here * g
+
+
+def adam(m: Array, old: Array, g: Array, h: Hyper, s: Scalars) -> tuple[Array, Array]:  # NAD-9.1c
+    rest = 1 - h.beta1**s.t
+    return (h.beta1 / rest) * old, ((1 - h.beta1) / rest) * g
+
+
+def scaled_gradient(  # NAD-9.1d: torch ≤ 2.0 with differentiable=True
+    m: Array, old: Array, g: Array, h: Hyper, s: Scalars
+) -> tuple[Array, Array]:
+    return (-s.lr * s.here * (1 - s.mu_next) / s.rest_next) * g, s.here * g
+
+
+# -- correction (NAD-10): the divisor of the second moment; `power` is β₂ᵗ kept as a product ------
+def closed(t: Number, power: Number, h: Hyper) -> Number:  # NAD-10.1a
+    return 1 - h.beta2**t
+
+
+def closed_running(t: Number, power: Number, h: Hyper) -> Number:  # NAD-10.1b
+    return 1 - power
+
+
+def beta2_scaled(t: Number, power: Number, h: Hyper) -> Number:  # NAD-10.1c: v̂ = β₂ v / (1 - β₂ᵗ)
+    return (1 - h.beta2**t) / h.beta2
+
+
+def uncorrected(t: Number, power: Number, h: Hyper) -> Number:  # NAD-10.1d
+    return 1 - 0 * t
+
+
+# -- root (NAD-11.1) and epsilon (NAD-11.2) -------------------------------------------------------
+def root_of_quotient(v: Array, v_hat: Array, s: Scalars, xp: Namespace) -> Array:  # NAD-11.1a
+    return xp.sqrt(v_hat)
+
+
+def quotient_of_roots(v: Array, v_hat: Array, s: Scalars, xp: Namespace) -> Array:  # NAD-11.1b
+    return xp.sqrt(v) / s.root
+
+
+def outside(  # NAD-11.2a
+    v: Array, v_hat: Array, h: Hyper, s: Scalars, c: Choices, xp: Namespace
+) -> Array:
+    return c.root(v, v_hat, s, xp) + h.epsilon
+
+
+def inside(  # NAD-11.2b
+    v: Array, v_hat: Array, h: Hyper, s: Scalars, c: Choices, xp: Namespace
+) -> Array:
+    return xp.sqrt(v_hat + h.epsilon)
+
+
+def before_correction(  # NAD-11.2c
+    v: Array, v_hat: Array, h: Hyper, s: Scalars, c: Choices, xp: Namespace
+) -> Array:
+    return (xp.sqrt(v) + h.epsilon) / s.root
+
+
+# -- move (NAD-11.3): from the two addends to the parameter ---------------------------------------
+def together(p: Array, a: Array, b: Array, m_hat: Array, d: Array, s: Scalars) -> Array:  # NAD-11.3a
+    return p - (s.lr * m_hat) / d
+
+
+def apart(p: Array, a: Array, b: Array, m_hat: Array, d: Array, s: Scalars) -> Array:  # NAD-11.3b
+    return (p - (s.lr * b) / d) - (s.lr * a) / d
+
+
+# -- counter (NAD-12): whose clock advances -------------------------------------------------------
+Ticked = list[tuple[Any, Clock]]
+Advance = Callable[..., tuple[Scalars, Clock]]
+
+
+def per_parameter(advance: Advance, clocks: Sequence[Clock], there: Sequence[bool]) -> Ticked:
+    """NAD-12.1a: a parameter without a gradient keeps its own count."""
+    return [
+        advance(i, clock) if here else (None, clock)
+        for i, (clock, here) in enumerate(zip(clocks, there, strict=True))
+    ]
+
+
+def shared(advance: Advance, clocks: Sequence[Clock], there: Sequence[bool]) -> Ticked:
+    """NAD-12.1b: one count for all, advanced once a step."""
+    return [advance(i, clock) for i, clock in enumerate(clocks)]
+
+
+def shared_step(advance: Advance, clocks: Sequence[Clock], there: Sequence[bool]) -> Ticked:
+    """NAD-12.1c: the step is shared, the product belongs to the parameter."""
+    ticked = shared(advance, clocks, there)
+    return [
+        (scalars, new if here else new._replace(product=old.product))
+        for (scalars, new), old, here in zip(ticked, clocks, there, strict=True)
+    ]
+
+
+def every_variable(advance: Advance, clocks: Sequence[Clock], there: Sequence[bool]) -> Ticked:
+    """NAD-12.1d: one product for all, multiplied once for every parameter that steps (MXNet)."""
+    return _in_turn(advance, clocks, there, lambda k, t: False)
+
+
+def traced_variable(advance: Advance, clocks: Sequence[Clock], there: Sequence[bool]) -> Ticked:
+    """NAD-12.1e: the same, but the k-th parameter (from 0) skips its turn at step k (Keras 2)."""
+    return _in_turn(advance, clocks, there, lambda k, t: k == t)
+
+
+def _in_turn(
+    advance: Advance, clocks: Sequence[Clock], there: Sequence[bool], skips: Callable[..., bool]
+) -> Ticked:
+    product, k, scalars, new = clocks[0].product, 0, [], list(clocks)
+    for i, clock in enumerate(clocks):
+        s, new[i] = advance(i, clock._replace(product=product), held=skips(k, clock.t + 1))
+        scalars.append(s)
+        if there[i]:
+            product, k = new[i].product, k + 1
+    return [(s, clock._replace(product=product)) for s, clock in zip(scalars, new, strict=True)]
+
+
+class Choices(NamedTuple):
+    """One formula for each axis; the defaults are the documented optimizer."""
+
+    given: Callable[[Hyper], Hyper] = as_given
+    objective: Callable[[Array], Array] = minimize
+    decay: Decay = no_decay
+    scalars: Callable[[Number, Numbers], Number] = in_double
+    index: Callable[[Number], Number] = from_one
+    schedule: Callable[[Number, Number, Hyper], Number] = decaying
+    start: Callable[[Numbers], Number] = one
+    product: Callable[[Number, Number, Numbers], Number] = exact
+    divisors: Callable[[Number, Number, Number], tuple[Number, Number]] = running
+    coefficient: Callable[[Number, Numbers], Number] = coefficient_double
+    rate: Callable[[Number, Numbers], Number] = rate_kept
+    first: Callable[..., Array] = weighted
+    second: Callable[..., Array] = weighted_square
+    momentum: Callable[..., tuple[Array, Array]] = current
+    correction: Callable[[Number, Number, Hyper], Number] = closed
+    root: Callable[..., Array] = root_of_quotient
+    epsilon: Callable[..., Array] = outside
+    move: Callable[..., Array] = together
+    counter: Callable[..., Ticked] = per_parameter
+
+
+AXES: dict[str, dict[str, Any]] = {
+    "given": {
+        "as-given": as_given,
+        "keras-epsilon": keras_epsilon,
+        "no-epsilon": no_epsilon,
+        "no-momentum-decay": no_momentum_decay,
+        "swapped-beta1": swapped_beta1,
+        "swapped-beta2": swapped_beta2,
+    },
+    "objective": {"minimize": minimize, "maximize": maximize},
+    "decay": {
+        "none": no_decay,
+        "coupled": coupled,
+        "decoupled": decoupled,
+        "decoupled-factor": decoupled_factor,
+        "decoupled-after": decoupled_after,
+        "decoupled-without-lr": decoupled_without_lr,
+    },
+    "scalars": {"double": in_double, "float32": in_float32, "native": in_native},
+    "index": {"from-one": from_one, "from-zero": from_zero, "from-two": from_two},
+    "schedule": {
+        "decaying": decaying,
+        "decaying-running": decaying_running,
+        "unscaled": unscaled,
+        "constant": constant,
+        "base-0.95": base_95,
+    },
+    "start": {"one": one, "zero": zero},
+    "product": {
+        "exact": exact,
+        "float32": float32_product,
+        "native": native_product,
+        "kept": kept_product,
+    },
+    "divisors": {"running": running, "extra-mu": extra_mu, "same": same},
+    "coefficient": {"double": coefficient_double, "kept": coefficient_kept},
+    "rate": {"kept": rate_kept, "double": rate_double, "float32": rate_float32},
+    "first": {"weighted": weighted, "increment": increment, "lerp": lerp},
+    "second": {
+        "weighted": weighted_square,
+        "increment": increment_square,
+        "square-of-scaled": square_of_scaled,
+    },
+    "momentum": {
+        "current": current,
+        "previous": previous,
+        "adam": adam,
+        "scaled-gradient": scaled_gradient,
+    },
+    "correction": {
+        "closed": closed,
+        "running": closed_running,
+        "beta2-scaled": beta2_scaled,
+        "none": uncorrected,
+    },
+    "root": {"of-quotient": root_of_quotient, "of-each": quotient_of_roots},
+    "epsilon": {"outside": outside, "inside": inside, "before-correction": before_correction},
+    "move": {"together": together, "apart": apart},
+    "counter": {
+        "per-parameter": per_parameter,
+        "shared": shared,
+        "shared-step": shared_step,
+        "every-variable": every_variable,
+        "traced-variable": traced_variable,
+    },
+}
+"""Every axis and its alternatives, by the names that the specification uses."""
+
+SAME_EXACTLY: dict[str, tuple[frozenset[str], ...]] = {
+    "decay": (frozenset({"decoupled", "decoupled-factor"}),),
+    "scalars": (frozenset({"double", "float32", "native"}),),
+    "schedule": (frozenset({"decaying", "decaying-running"}),),
+    "product": (frozenset({"exact", "float32", "native", "kept"}),),
+    "coefficient": (frozenset({"double", "kept"}),),
+    "rate": (frozenset({"kept", "double", "float32"}),),
+    "first": (frozenset({"weighted", "increment", "lerp"}),),
+    "second": (frozenset({"weighted", "increment", "square-of-scaled"}),),
+    "correction": (frozenset({"closed", "running"}),),
+    "root": (frozenset({"of-quotient", "of-each"}),),
+    "move": (frozenset({"together", "apart"}),),
+}
+"""Alternatives that differ in rounding and overflow alone: equal over the real numbers."""
+
+
+def init(param: Array, choices: Choices, *, xp: Namespace, num: Numbers) -> tuple[State, Clock]:
+    """Moments at zero, no step done, empty product (NAD-2)."""
+    num = num.of(param)
+    product = choices.product(choices.start(num), 1.0, num)  # NAD-2.2
+    return State(xp.zeros_like(param), xp.zeros_like(param)), Clock(num(0), product)  # NAD-2.1
+
+
+def tick(
+    clock: Clock, hyper: Hyper, choices: Choices, *, num: Numbers, held: bool = False
+) -> tuple[Scalars, Clock]:
+    """Advance the clock by one step and give the coefficients of that step (NAD-5, 6, 10)."""
+    c = choices
+    h = Hyper(*(c.scalars(x, num) for x in c.given(hyper)))  # NAD-5.1
+    done = c.scalars(clock.t + 1, num)  # NAD-12.1
+    t = c.index(done)  # NAD-5.2
+    base_power, beta2_power = clock.base_power * c.scalars(0.96, num), clock.beta2_power * h.beta2
+    mu = c.schedule(t, base_power, h)  # NAD-5.3
+    mu_next = c.schedule(t + 1, base_power * 0.96, h)  # NAD-5.3
+    product = clock.product if held else c.product(clock.product, mu, num)  # NAD-6.2
+    rest, rest_next = c.divisors(c.coefficient(product, num), mu, mu_next)  # NAD-6.3, NAD-6.4
+    lr = c.rate(h.lr, num)  # NAD-6.5
+    correction = c.correction(t, beta2_power, h)  # NAD-10.1
+    scalars = Scalars(
+        t=t,
+        mu=mu,
+        mu_next=mu_next,
+        product=product,
+        rest=rest,
+        rest_next=rest_next,
+        here=(1 - mu) / rest,  # NAD-9.2
+        ahead=mu_next / rest_next,  # NAD-9.2
+        correction=correction,
+        root=correction**0.5,
+        lr=lr,
+        decay=h.lr * h.weight_decay,
+    )
+    return scalars, Clock(done, product, base_power, beta2_power)
+
+
+def step(
+    param: Array, grad: Array, state: State, s: Scalars, h: Hyper, c: Choices, *, xp: Namespace
+) -> tuple[Quantities, State]:
+    """One parameter, one step."""
+    p, g = c.decay.before(param, c.objective(grad), h, s)  # NAD-3, NAD-4
+    m = c.first(state.m, g, h, xp)  # NAD-7
+    v = c.second(state.v, g, h, xp)  # NAD-8
+    a, b = c.momentum(m, state.m, g, h, s)  # NAD-9
+    m_hat = a + b  # NAD-9
+    v_hat = v / s.correction  # NAD-10
+    denominator = c.epsilon(v, v_hat, h, s, c, xp)  # NAD-11.2
+    theta = c.decay.after(c.move(p, a, b, m_hat, denominator, s), h, s)  # NAD-11.3
+    return Quantities(g, m, v, m_hat, v_hat, denominator, theta), State(m, v)
+
+
+def update(
+    params: Sequence[Array],
+    grads: Sequence[Array | None],
+    states: Sequence[State],
+    clocks: Sequence[Clock],
+    hyper: Hyper,
+    choices: Choices,
+    *,
+    xp: Namespace,
+    num: Numbers,
+) -> tuple[list[Quantities | None], list[State], list[Clock]]:
+    """One step of a group of parameters; one whose gradient is None stays as it is (NAD-12)."""
+    there = [grad is not None for grad in grads]
+    if not any(there):  # NAD-12.2
+        return [None for _ in params], list(states), list(clocks)
+
+    def advance(i: int, clock: Clock, held: bool = False) -> tuple[Scalars, Clock]:
+        return tick(clock, hyper, choices, num=num.of(params[i]), held=held)
+
+    ticked = choices.counter(advance, clocks, there)  # NAD-12.1
+    quantities: list[Quantities | None] = [None for _ in params]
+    states = list(states)
+    for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
+        if grad is None:
+            continue  # NAD-12.3
+        own = num.of(param)
+        h = Hyper(*(choices.scalars(x, own) for x in choices.given(hyper)))  # NAD-5.1
+        quantities[i], states[i] = step(param, grad, states[i], ticked[i][0], h, choices, xp=xp)
+    return quantities, list(states), [clock for _, clock in ticked]

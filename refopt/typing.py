@@ -1,0 +1,71 @@
+"""The closed list of operations a rule may use; every interpreter offers exactly these."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+Number: TypeAlias = Any
+"""A scalar of some number system: float, float32, interval, ball, symbol, 0-d device array."""
+
+
+class Array(Protocol):
+    """An array of any shape; arithmetic is element-wise and never writes to its operands."""
+
+    def __neg__(self) -> Array: ...
+    def __add__(self, other: Any, /) -> Array: ...
+    def __radd__(self, other: Any, /) -> Array: ...
+    def __sub__(self, other: Any, /) -> Array: ...
+    def __rsub__(self, other: Any, /) -> Array: ...
+    def __mul__(self, other: Any, /) -> Array: ...
+    def __rmul__(self, other: Any, /) -> Array: ...
+    def __truediv__(self, other: Any, /) -> Array: ...
+
+
+class Namespace(Protocol):
+    """Functions of arrays: array API 2023.12, plus operations that interpreters know as one."""
+
+    def sqrt(self, x: Array, /) -> Array:
+        """Square root, element-wise."""
+
+    def zeros_like(self, x: Array, /) -> Array:
+        """Zeros of the shape, dtype, device and layout of `x`."""
+
+    def lerp(self, start: Array, end: Array, weight: Number, /) -> Array:
+        """start + weight * (end - start), in this order of operations.
+
+        One operation, because an interval that meets itself twice (`start`) loses track: the
+        envelope takes the exact range from (1 - weight) * start + weight * end instead.
+        """
+
+
+class Numbers(Protocol):
+    """A number system for what depends on the step count alone."""
+
+    def __call__(self, x: Number, /) -> Number:
+        """`x` as a number of this system; a number that carries a dtype keeps it."""
+
+    def float32(self, x: Number, /) -> Number:
+        """`x` rounded to float32; arithmetic with it rounds to float32 at each operation."""
+
+    def float64(self, x: Number, /) -> Number:
+        """`x` as a Python float (what `.item()` gives)."""
+
+    def native(self, x: Number, /) -> Number:
+        """`x` rounded to the dtype of the parameter this system was made for."""
+
+    def of(self, param: Any, /) -> Numbers:
+        """The same system, with `native` meaning the dtype of `param`."""
+
+
+class Profile(NamedTuple):
+    """A named, versioned rule: one choice on every axis, defaults, and what it stores."""
+
+    name: str
+    choices: Any  # the rule's Choices: one function per axis
+    hyper: Any  # the rule's Hyper with the release's defaults
+    half: str = "stored"  # 16-bit: "stored" rounds each stored quantity once, "each" every operation
+    source: str = ""  # package, version, class
+
+
+Params: TypeAlias = Sequence[Any]
