@@ -64,7 +64,9 @@ class Profile(NamedTuple):
     name: str
     choices: Any  # the rule's Choices: one function per axis
     hyper: Any  # the rule's Hyper with the release's defaults
-    half: str = "stored"  # 16-bit: "stored" rounds each stored quantity once, "each" every operation
+    half: str = (
+        "stored"  # 16-bit: "stored" rounds each stored quantity once, "each" every operation
+    )
     source: str = ""  # package, version, class
 
 

@@ -159,7 +159,45 @@ def swapped_beta2(h: Hyper) -> Hyper:  # NAD-1.8f
     return h._replace(beta2=1 - h.beta2)
 
 
-# -- index (NAD-5.2): the step that enters the schedule and the corrections -----------------------
+# -- storage (NAD-1.9): hyperparameters that the release keeps in float32 whatever the dtype -------
+def stored_as_given(h: Hyper, num: Numbers) -> Hyper:  # NAD-1.9a
+    return h
+
+
+def stored_lr(h: Hyper, num: Numbers) -> Hyper:  # NAD-1.9b
+    return h._replace(lr=num.float64(num.float32(h.lr)))
+
+
+def stored_lr_betas(h: Hyper, num: Numbers) -> Hyper:  # NAD-1.9c
+    lr, beta1, beta2 = (num.float64(num.float32(x)) for x in h[:3])
+    return h._replace(lr=lr, beta1=beta1, beta2=beta2)
+
+
+def stored_attributes(h: Hyper, num: Numbers) -> Hyper:  # NAD-1.9d
+    beta1, beta2, epsilon = (num.float64(num.float32(x)) for x in h[1:4])
+    psi = num.float64(num.float32(h.momentum_decay))
+    return h._replace(beta1=beta1, beta2=beta2, epsilon=epsilon, momentum_decay=psi)
+
+
+def stored_lr_decay(h: Hyper, num: Numbers) -> Hyper:  # NAD-1.9e
+    decay = num.float64(num.float32(h.weight_decay))
+    return stored_lr(h, num)._replace(weight_decay=decay)
+
+
+# -- steps (NAD-5.4): the dtype of the step count; what is computed from it has that dtype ---------
+def count_double(t: Number, num: Numbers) -> Number:  # NAD-5.4a
+    return num(t)
+
+
+def count_float32(t: Number, num: Numbers) -> Number:  # NAD-5.4b
+    return num.float32(t)
+
+
+def count_native(t: Number, num: Numbers) -> Number:  # NAD-5.4c
+    return num.native(t)
+
+
+# -- origin (NAD-5.2): the step that enters the schedule and the corrections -----------------------
 def from_one(t: Number) -> Number:  # NAD-5.2a
     return t
 
@@ -249,10 +287,6 @@ def rate_double(lr: Number, num: Numbers) -> Number:  # NAD-6.5b
     return num.float64(lr)
 
 
-def rate_float32(lr: Number, num: Numbers) -> Number:  # NAD-6.5c
-    return num.float32(lr)
-
-
 # -- first and second moment (NAD-7, NAD-8) -------------------------------------------------------
 def weighted(m: Array, g: Array, h: Hyper, xp: Namespace) -> Array:  # NAD-7.1a
     return h.beta1 * m + (1 - h.beta1) * g
@@ -262,7 +296,9 @@ def increment(m: Array, g: Array, h: Hyper, xp: Namespace) -> Array:  # NAD-7.1b
     return xp.lerp(m, g, 1 - h.beta1)
 
 
-def lerp(m: Array, g: Array, h: Hyper, xp: Namespace) -> Array:  # NAD-7.1c: torch, from the nearer end
+def lerp(
+    m: Array, g: Array, h: Hyper, xp: Namespace
+) -> Array:  # NAD-7.1c: torch, from the nearer end
     w = 1 - h.beta1
     return xp.lerp(m, g, w) if w < 0.5 else xp.lerp(g, m, 1 - w)
 
@@ -280,11 +316,15 @@ def square_of_scaled(v: Array, g: Array, h: Hyper, xp: Namespace) -> Array:  # N
 
 
 # -- momentum (NAD-9): the two addends of m̂ -------------------------------------------------------
-def current(m: Array, old: Array, g: Array, h: Hyper, s: Scalars) -> tuple[Array, Array]:  # NAD-9.1a
+def current(
+    m: Array, old: Array, g: Array, h: Hyper, s: Scalars
+) -> tuple[Array, Array]:  # NAD-9.1a
     return s.ahead * m, s.here * g
 
 
-def previous(m: Array, old: Array, g: Array, h: Hyper, s: Scalars) -> tuple[Array, Array]:  # NAD-9.1b
+def previous(
+    m: Array, old: Array, g: Array, h: Hyper, s: Scalars
+) -> tuple[Array, Array]:  # NAD-9.1b
     return s.ahead * old, s.here * g
 
 
@@ -344,7 +384,9 @@ def before_correction(  # NAD-11.2c
 
 
 # -- move (NAD-11.3): from the two addends to the parameter ---------------------------------------
-def together(p: Array, a: Array, b: Array, m_hat: Array, d: Array, s: Scalars) -> Array:  # NAD-11.3a
+def together(
+    p: Array, a: Array, b: Array, m_hat: Array, d: Array, s: Scalars
+) -> Array:  # NAD-11.3a
     return p - (s.lr * m_hat) / d
 
 
@@ -407,8 +449,10 @@ class Choices(NamedTuple):
     given: Callable[[Hyper], Hyper] = as_given
     objective: Callable[[Array], Array] = minimize
     decay: Decay = no_decay
+    storage: Callable[[Hyper, Numbers], Hyper] = stored_as_given
     scalars: Callable[[Number, Numbers], Number] = in_double
-    index: Callable[[Number], Number] = from_one
+    steps: Callable[[Number, Numbers], Number] = count_double
+    origin: Callable[[Number], Number] = from_one
     schedule: Callable[[Number, Number, Hyper], Number] = decaying
     start: Callable[[Numbers], Number] = one
     product: Callable[[Number, Number, Numbers], Number] = exact
@@ -443,8 +487,16 @@ AXES: dict[str, dict[str, Any]] = {
         "decoupled-after": decoupled_after,
         "decoupled-without-lr": decoupled_without_lr,
     },
+    "storage": {
+        "as-given": stored_as_given,
+        "float32-lr": stored_lr,
+        "float32-lr-betas": stored_lr_betas,
+        "float32-attributes": stored_attributes,
+        "float32-lr-decay": stored_lr_decay,
+    },
     "scalars": {"double": in_double, "float32": in_float32, "native": in_native},
-    "index": {"from-one": from_one, "from-zero": from_zero, "from-two": from_two},
+    "steps": {"double": count_double, "float32": count_float32, "native": count_native},
+    "origin": {"from-one": from_one, "from-zero": from_zero, "from-two": from_two},
     "schedule": {
         "decaying": decaying,
         "decaying-running": decaying_running,
@@ -461,7 +513,7 @@ AXES: dict[str, dict[str, Any]] = {
     },
     "divisors": {"running": running, "extra-mu": extra_mu, "same": same},
     "coefficient": {"double": coefficient_double, "kept": coefficient_kept},
-    "rate": {"kept": rate_kept, "double": rate_double, "float32": rate_float32},
+    "rate": {"kept": rate_kept, "double": rate_double},
     "first": {"weighted": weighted, "increment": increment, "lerp": lerp},
     "second": {
         "weighted": weighted_square,
@@ -495,11 +547,23 @@ AXES: dict[str, dict[str, Any]] = {
 
 SAME_EXACTLY: dict[str, tuple[frozenset[str], ...]] = {
     "decay": (frozenset({"decoupled", "decoupled-factor"}),),
+    "storage": (
+        frozenset(
+            {
+                "as-given",
+                "float32-lr",
+                "float32-lr-betas",
+                "float32-attributes",
+                "float32-lr-decay",
+            }
+        ),
+    ),
     "scalars": (frozenset({"double", "float32", "native"}),),
+    "steps": (frozenset({"double", "float32", "native"}),),
     "schedule": (frozenset({"decaying", "decaying-running"}),),
     "product": (frozenset({"exact", "float32", "native", "kept"}),),
     "coefficient": (frozenset({"double", "kept"}),),
-    "rate": (frozenset({"kept", "double", "float32"}),),
+    "rate": (frozenset({"kept", "double"}),),
     "first": (frozenset({"weighted", "increment", "lerp"}),),
     "second": (frozenset({"weighted", "increment", "square-of-scaled"}),),
     "correction": (frozenset({"closed", "running"}),),
@@ -516,14 +580,20 @@ def init(param: Array, choices: Choices, *, xp: Namespace, num: Numbers) -> tupl
     return State(xp.zeros_like(param), xp.zeros_like(param)), Clock(num(0), product)  # NAD-2.1
 
 
+def settle(hyper: Hyper, choices: Choices, *, num: Numbers) -> Hyper:
+    """Hyperparameters as the release holds them (NAD-1.8, NAD-1.9, NAD-5.1)."""
+    h = choices.storage(choices.given(hyper), num)
+    return Hyper(*(choices.scalars(x, num) for x in h))
+
+
 def tick(
     clock: Clock, hyper: Hyper, choices: Choices, *, num: Numbers, held: bool = False
 ) -> tuple[Scalars, Clock]:
     """Advance the clock by one step and give the coefficients of that step (NAD-5, 6, 10)."""
     c = choices
-    h = Hyper(*(c.scalars(x, num) for x in c.given(hyper)))  # NAD-5.1
-    done = c.scalars(clock.t + 1, num)  # NAD-12.1
-    t = c.index(done)  # NAD-5.2
+    h = settle(hyper, c, num=num)  # NAD-1.8, NAD-1.9, NAD-5.1
+    done = c.steps(c.scalars(clock.t + 1, num), num)  # NAD-5.4, NAD-12.1
+    t = c.origin(done)  # NAD-5.2
     base_power, beta2_power = clock.base_power * c.scalars(0.96, num), clock.beta2_power * h.beta2
     mu = c.schedule(t, base_power, h)  # NAD-5.3
     mu_next = c.schedule(t + 1, base_power * 0.96, h)  # NAD-5.3
@@ -589,6 +659,151 @@ def update(
         if grad is None:
             continue  # NAD-12.3
         own = num.of(param)
-        h = Hyper(*(choices.scalars(x, own) for x in choices.given(hyper)))  # NAD-5.1
+        h = settle(hyper, choices, num=own)
         quantities[i], states[i] = step(param, grad, states[i], ticked[i][0], h, choices, xp=xp)
     return quantities, list(states), [clock for _, clock in ticked]
+
+
+def configured(
+    choices: Choices, *, decays: bool, decoupled_: bool | None = None, maximizes: bool = False
+) -> Choices:
+    """A profile's choices for given options.
+
+    `decays`: weight decay is not zero. `decoupled_`: the option of that name; None leaves the
+    profile's own form. `maximizes`: the option `maximize`.
+    """
+    decay = no_decay if not decays else coupled if decoupled_ is False else choices.decay
+    return choices._replace(decay=decay, objective=maximize if maximizes else minimize)
+
+
+_documented = Choices(decay=decoupled)
+_torch = Choices(
+    decay=decoupled_factor, product=float32_product, first=lerp, second=square_of_scaled, move=apart
+)
+_keras = Choices(
+    decay=decoupled,
+    storage=stored_lr,
+    scalars=in_native,
+    steps=count_native,
+    schedule=unscaled,
+    product=native_product,
+    coefficient=coefficient_kept,
+    first=increment,
+    second=increment_square,
+    counter=shared,
+)
+_keras_hyper = Hyper(lr=1e-3, epsilon=1e-7, momentum_decay=1.0)
+
+PROFILES: dict[str, Profile] = {
+    profile.name: profile
+    for profile in (
+        Profile(
+            "documented", _documented, Hyper(), "stored", "torch.optim.NAdam 2.2, as documented"
+        ),
+        Profile("torch-2.13", _torch, Hyper(), "each", "torch 2.13, foreach=False"),
+        Profile(
+            "torch-2.13-foreach",
+            _torch._replace(root=quotient_of_roots, rate=rate_double),
+            Hyper(),
+            "each",
+            "torch 2.13, foreach=True",
+        ),
+        Profile(
+            "torch-2.13-differentiable",
+            _torch._replace(coefficient=coefficient_kept),
+            Hyper(),
+            "each",
+            "torch 2.13, differentiable=True",
+        ),
+        Profile(
+            "torch-2.13-capturable",
+            _torch._replace(coefficient=coefficient_kept, steps=count_float32),
+            Hyper(),
+            "each",
+            "torch 2.13, capturable=True, foreach=False",
+        ),
+        Profile(
+            "keras-legacy-2.9",
+            _keras._replace(
+                storage=stored_lr_betas,
+                schedule=decaying,
+                first=weighted,
+                second=weighted_square,
+            ),
+            Hyper(lr=1e-3, epsilon=1e-7),
+            "each",
+            "TensorFlow 2.9.3, tf.keras.optimizers.Nadam",
+        ),
+        Profile(
+            "keras-2.15", _keras, _keras_hyper, "each", "TensorFlow 2.15.1, optimizers.Nadam, eager"
+        ),
+        Profile(
+            "keras-2.15-graph",
+            _keras._replace(counter=traced_variable),
+            _keras_hyper,
+            "each",
+            "TensorFlow 2.15.1, optimizers.Nadam, inside tf.function",
+        ),
+        Profile("keras-3", _keras, _keras_hyper, "each", "Keras 3.15, optimizers.Nadam"),
+        Profile(
+            "optax-0.2",
+            Choices(
+                decay=decoupled,
+                steps=count_native,
+                schedule=constant,
+                product=native_product,
+                coefficient=coefficient_kept,
+                counter=shared,
+            ),
+            Hyper(weight_decay=1e-4, momentum_decay=0.0),
+            "each",
+            "optax 0.2.8, nadam and nadamw",
+        ),
+        Profile(
+            "timm-nadamw",
+            _torch._replace(
+                schedule=constant,
+                product=exact,
+                divisors=same,
+                root=quotient_of_roots,
+                move=together,
+            ),
+            Hyper(lr=1e-3, weight_decay=1e-2, momentum_decay=0.0),
+            "each",
+            "timm 1.0.31, optim.NAdamW",
+        ),
+        Profile(
+            "paddle-3.3",
+            Choices(
+                decay=coupled,
+                storage=stored_attributes,
+                scalars=in_native,
+                steps=count_native,
+                schedule=decaying_running,
+                product=native_product,
+                coefficient=coefficient_kept,
+                second=square_of_scaled,
+                correction=closed_running,
+            ),
+            Hyper(),
+            "each",
+            "paddle 3.3.1, optimizer.NAdam",
+        ),
+        Profile(
+            "mindspore-2.10",
+            Choices(
+                decay=coupled,
+                storage=stored_lr_decay,
+                steps=count_float32,
+                product=float32_product,
+                coefficient=coefficient_kept,
+                move=apart,
+                counter=shared_step,
+            ),
+            Hyper(),
+            "each",
+            "MindSpore 2.10, experimental.optim.NAdam",
+        ),
+    )
+}
+"""Releases by name; `documented` is the page's algorithm."""
