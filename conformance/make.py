@@ -5,7 +5,8 @@ its adapter there on its cases, and write one canonical file of format `refopt-g
 
 Protocol of an adapter (JSON Lines; standard library and one framework; never imports refopt):
   stdin   one case a line: a case of the file without "runs". "record" lists the steps to report
-          (absent: all); "hyper" values are decimals or {"dtype", "bits", "shape"} for a tensor.
+          (absent: all), "profiles" those to run (absent: all that the adapter has); "hyper"
+          values are decimals, or {"dtype", "bits", "shape"} for a tensor.
   stdout  first {"hello": {"framework", "version", "python", "platform", "cpu", "packages",
           "patched", "profiles"}}, then for each case {"id", "runs": {profile: run}} or
           {"id", "skipped": reason}. A run is {"dtypes", "steps"} or {"error": {"type", "message"}}.
