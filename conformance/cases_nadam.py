@@ -20,12 +20,9 @@ DEFAULTS = {
     "weight_decay": 0.0,
     "momentum_decay": 1.0,
 }
-LOOP, FOREACH, DIFFERENTIABLE, CAPTURABLE = (
-    "torch-2.13",
-    "torch-2.13-foreach",
-    "torch-2.13-differentiable",
-    "torch-2.13-capturable",
-)
+# The capturable path decides little, for its scalars are float32: it runs on the sharp cases only.
+USUAL = ["torch-2.13", "torch-2.13-foreach", "torch-2.13-differentiable"]
+EVERY = [*USUAL, "torch-2.13-capturable"]
 F32, F64, F16, BF16 = ("float32",), ("float64",), ("float16",), ("bfloat16",)
 BOTH, HALF = F32 + F64, F16 + BF16
 SHORT = {
@@ -115,18 +112,14 @@ def case(
     changes: dict[int, dict[str, Any]] | None = None,
     maximize: int = 0,
     decoupled: int = 0,
-    family: str = "torch",
-    capturable: bool = False,
+    profiles: list[str] | None = None,
     **hyper: Any,
 ) -> Case:
-    """One case: values become bits of `dtype`, hyperparameters shortest decimals.
-
-    `capturable` adds the profile whose scalars are all float32; it decides little, so it runs on
-    the sharp cases only.
-    """
+    """One case: values become bits of `dtype`, hyperparameters shortest decimals."""
+    assert hyper.keys() <= DEFAULTS.keys(), hyper
     dtypes = [spec.get("dtype", dtype) for spec in params]
     made: Case = {
-        "id": f"nadam.{family}.{slug}.{SHORT[dtype]}",
+        "id": f"nadam.torch.{slug}.{SHORT[dtype]}",
         "comment": comment,
         "tags": tags.split(),
         "hyper": {name: shortest(value) for name, value in (DEFAULTS | hyper).items()},
@@ -143,8 +136,8 @@ def case(
             for row in grads
         ],
     }
-    if family == "torch" and not capturable:
-        made["profiles"] = [LOOP, FOREACH, DIFFERENTIABLE]
+    if profiles:
+        made["profiles"] = profiles
     if groups:
         made["groups"] = [
             {"params": members, "hyper": {k: shortest(v) for k, v in overrides.items()}}
@@ -182,7 +175,10 @@ def on(
     grads: list[list[list[complex] | None]] | None = None,
     **rest: Any,
 ) -> list[Case]:
-    """The case in each of `dtypes` on the same values, drawn where they are not given."""
+    """The case in float32 and float64, or in each of `dtypes`, on the same values.
+
+    Parameters and gradients are drawn where they are not given.
+    """
     drawn_params, drawn_grads = drawn(slug, **{k: rest.pop(k) for k in DRAWN if k in rest})
     inputs = (params or drawn_params, grads or drawn_grads)
     return [case(slug, comment, tags, *inputs, dtype=dtype, **rest) for dtype in dtypes]
@@ -193,7 +189,7 @@ def on(
 
 def torch() -> list[Case]:
     """The cases of the torch recordings."""
-    return [
+    cases = [
         *sharp(),
         *hyperparameters(),
         *maximized(),
@@ -206,6 +202,7 @@ def torch() -> list[Case]:
         *values(),
         *long_runs(),
     ]
+    return [{"profiles": USUAL, **made} for made in cases]
 
 
 def sharp() -> list[Case]:
@@ -214,7 +211,7 @@ def sharp() -> list[Case]:
         "epsilon": 0.25,
         "weight_decay": 0.1,
         "steps": 6,
-        "capturable": True,
+        "profiles": EVERY,
     }
     return [
         *on(
@@ -244,7 +241,7 @@ def sharp() -> list[Case]:
             weight_decay=0.5,
             epsilon=0.25,
             momentum_decay=0.3,
-            capturable=True,
+            profiles=EVERY,
         ),
         *on(
             "product-float32",
@@ -265,7 +262,7 @@ def sharp() -> list[Case]:
             steps=4,
             momentum_decay=0.3,
             epsilon=0.001,
-            capturable=True,
+            profiles=EVERY,
         ),
         *on(
             "three-variables",
@@ -297,7 +294,7 @@ def sharp() -> list[Case]:
             beta1=0.5,
             momentum_decay=0.3,
             epsilon=0.01,
-            capturable=True,
+            profiles=EVERY,
         ),
         *on(
             "small-beta2",
@@ -317,7 +314,7 @@ def sharp() -> list[Case]:
             steps=4,
             size_of_grad=(-26, -22),
             momentum_decay=0.3,
-            capturable=True,
+            profiles=EVERY,
         ),
     ]
 
@@ -334,7 +331,7 @@ def hyperparameters() -> list[Case]:
             lr=0.002,
             beta2=0.999,
             momentum_decay=0.004,
-            capturable=True,
+            profiles=EVERY,
         ),
         *on(
             "lr-zero",
@@ -407,7 +404,7 @@ def hyperparameters() -> list[Case]:
             "beta2 correction",
             beta2=0.9999,
             epsilon=0.01,
-            capturable=True,
+            profiles=EVERY,
             **few,
         ),
         *on(
@@ -416,7 +413,7 @@ def hyperparameters() -> list[Case]:
             "float32 show.",
             "beta2 correction scalar-dtype",
             beta2=0.9999999,
-            capturable=True,
+            profiles=EVERY,
             **few,
         ),
         *on("epsilon-zero", "epsilon 0.", "epsilon", F32, epsilon=0.0, **few),
@@ -528,7 +525,7 @@ def maximized() -> list[Case]:
             "maximize-l2",
             "L2 decay is added after the negation: it still shrinks the parameter.",
             "maximize l2",
-            capturable=True,
+            profiles=EVERY,
             **few,
         ),
         *on(
@@ -552,7 +549,7 @@ def dtypes() -> list[Case]:
     ]
     complexes = ("complex64", "complex128")
     return [
-        *on("half", "Sharp hyperparameters.", "half epsilon", HALF, capturable=True, **few),
+        *on("half", "Sharp hyperparameters.", "half epsilon", HALF, profiles=EVERY, **few),
         *on(
             "half-l2",
             "L2 decay 0.1, which torch rounds to the parameter's dtype.",
@@ -645,7 +642,7 @@ def dtypes() -> list[Case]:
             complexes,
             params=[param(z)],
             grads=dz,
-            capturable=True,
+            profiles=EVERY,
             **few,
         ),
         *on(
@@ -717,7 +714,7 @@ def layouts() -> list[Case]:
         return on(slug, comment, "layout", dtypes, params=params, grads=grads, **(few | rest))
 
     return [
-        *shaped("scalar", "A 0-d parameter.", [], dtypes=BOTH, capturable=True),
+        *shaped("scalar", "A 0-d parameter.", [], dtypes=BOTH, profiles=EVERY),
         *shaped("one-element", "One element in one dimension.", [1]),
         *shaped("empty", "No elements: only the counter and the product move.", [0]),
         *shaped("empty-2d", "Shape (2, 0, 3).", [2, 0, 3]),
@@ -778,7 +775,7 @@ def groups() -> list[Case]:
                     },
                 ),
             ],
-            capturable=True,
+            profiles=EVERY,
             **few,
         ),
         *on(
@@ -836,7 +833,7 @@ def none_and_zero() -> list[Case]:
             steps=6,
             decoupled=1,
             record=[1, 2, 3, 4, 5, 6],
-            capturable=True,
+            profiles=EVERY,
         ),
         *pattern(
             "none-late",
@@ -924,7 +921,7 @@ def changes() -> list[Case]:
             "moments differs from there on.",
             "changes lr",
             changes={3: {"lr": 0.5}},
-            capturable=True,
+            profiles=EVERY,
             **few,
         ),
         *on(
@@ -1207,7 +1204,7 @@ def long_runs() -> list[Case]:
             beta2=0.999,
             momentum_decay=0.004,
             sizes=(2,),
-            capturable=True,
+            profiles=EVERY,
         ),
         *on(
             "long-200-decoupled",
