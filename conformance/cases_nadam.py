@@ -112,6 +112,7 @@ def case(
     changes: dict[int, dict[str, Any]] | None = None,
     maximize: int = 0,
     decoupled: int = 0,
+    family: str = "torch",
     profiles: list[str] | None = None,
     **hyper: Any,
 ) -> Case:
@@ -119,7 +120,7 @@ def case(
     assert hyper.keys() <= DEFAULTS.keys(), hyper
     dtypes = [spec.get("dtype", dtype) for spec in params]
     made: Case = {
-        "id": f"nadam.torch.{slug}.{SHORT[dtype]}",
+        "id": f"nadam.{family}.{slug}.{SHORT[dtype]}",
         "comment": comment,
         "tags": tags.split(),
         "hyper": {name: shortest(value) for name, value in (DEFAULTS | hyper).items()},
