@@ -360,11 +360,12 @@ def hyperparameters() -> list[Case]:
         ),
         *on(
             "lr-overflow",
-            "lr 1e39 exceeds float32, where torch refuses the coefficient at the step.",
+            "lr 1e39 exceeds float32: torch refuses the coefficient at the step.",
             "lr inf error",
-            lr=1e39,
-            **few,
+            F32,
+            **(few | {"lr": 1e39}),
         ),
+        *on("lr-1e39", "lr 1e39 is finite in float64.", "lr huge", F64, **(few | {"lr": 1e39})),
         *on(
             "beta1-zero",
             "beta1 0: every mu is 0, the product is 0 after one step.",

@@ -1,0 +1,295 @@
+"""Every recording is well formed, and each check refuses a file that is broken in its way."""
+
+import copy
+import importlib.util
+import json
+import math
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+CONFORMANCE = Path(__file__).parent.parent / "conformance"
+FILES = sorted((CONFORMANCE / "golden").rglob("*.json"))
+SCHEMA = json.loads((CONFORMANCE / "schema" / "golden.schema.json").read_text())
+TORCH = CONFORMANCE / "golden" / "nadam" / "torch-2.13.json"
+DIGITS = {"float16": 4, "bfloat16": 4, "float32": 8, "float64": 16, "int32": 8, "int64": 16}
+DIGITS |= {"complex64": 16, "complex128": 32}
+BUDGET = 1_500_000
+
+
+@pytest.fixture(scope="module")
+def make():
+    spec = importlib.util.spec_from_file_location("make", CONFORMANCE / "make.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["make"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["make"]
+
+
+def load(path):
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def violations(document):
+    validator = jsonschema.Draft202012Validator(SCHEMA)
+    return [f"{error.json_path}: {error.message}" for error in validator.iter_errors(document)]
+
+
+def floats(value):
+    if isinstance(value, dict):
+        return [f for child in value.values() for f in floats(child)]
+    if isinstance(value, list):
+        return [f for child in value for f in floats(child)]
+    return [value] if isinstance(value, float | bool) else []
+
+
+def size(param):
+    return math.prod(param["shape"])
+
+
+def inconsistencies(case):
+    """What a schema cannot say about one case."""
+    params, runs, found = case["params"], case["runs"], []
+    lengths = [DIGITS[param["dtype"]] * size(param) for param in params]
+    if [len(param["bits"]) for param in params] != lengths:
+        found.append("bits of a parameter do not fill its shape")
+    for row in case["grads"]:
+        if len(row) != len(params):
+            found.append("a row of gradients is not one entry a parameter")
+        elif any(g is not None and len(g) != n for g, n in zip(row, lengths, strict=True)):
+            found.append("bits of a gradient do not fill its parameter's shape")
+    if "groups" in case:
+        members = [i for group in case["groups"] for i in group["params"]]
+        if sorted(members) != list(range(len(params))):
+            found.append("groups do not hold every parameter once")
+    if any(int(t) > case["steps"] for t in case.get("changes", {})):
+        found.append("a change comes after the last step")
+    record = case["record"]
+    if record != sorted(record) or record[-1] > case["steps"]:
+        found.append("recorded steps are not ascending within the run")
+    if any(t - 1 not in [0, *record] and t + 1 not in record for t in record):
+        found.append("a recorded step has no neighbour")
+    if not set(runs) <= set(case.get("profiles", runs)):
+        found.append("a run of a profile that the case does not name")
+    for run in runs.values():
+        if "same" in run and "same" in runs.get(run["same"], run):
+            found.append("a run is the same as one that is not there")
+        if "steps" in run:
+            if list(map(str, record)) != sorted(run["steps"], key=int):
+                found.append("the steps of a run are not the recorded ones")
+            found += values(params, lengths, run)
+    return found
+
+
+def values(params, lengths, run):
+    for quantities in run["steps"].values():
+        for name, entries in quantities.items():
+            own = run["dtypes"].get(name)
+            wanted = lengths
+            if name in ("product", "t"):
+                wanted = [DIGITS[own]] * len(params)
+            elif own:
+                wanted = [DIGITS[own] * size(param) for param in params]
+            if len(entries) != len(params):
+                yield f"{name} is not one entry a parameter"
+            elif any(e is not None and len(e) != n for e, n in zip(entries, wanted, strict=True)):
+                yield f"bits of {name} do not fill their shape"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_golden_file_follows_the_schema_and_is_consistent(path):
+    document = load(path)
+    assert violations(document) == []
+    assert floats(document) == []
+    ids = [case["id"] for case in document["cases"]]
+    assert len(set(ids)) == len(ids)
+    assert all(id.split(".")[0] == document["optimizer"] == path.parent.name for id in ids)
+    assert [(c["id"], found) for c in document["cases"] for found in inconsistencies(c)] == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_golden_file_is_canonical(path, make):
+    assert path.read_bytes() == make.canonical(load(path)).encode()
+
+
+def test_ids_are_unique_over_all_files():
+    ids = [case["id"] for path in FILES for case in load(path)["cases"]]
+    assert len(set(ids)) == len(ids)
+
+
+def test_every_golden_file_has_one_recipe_in_the_table(make):
+    table = sorted(row.golden for row in make.IMPLEMENTATIONS.values())
+    assert table == sorted(f"{path.parent.name}/{path.name}" for path in FILES)
+    for name, row in make.IMPLEMENTATIONS.items():
+        provenance = load(CONFORMANCE / "golden" / row.golden)["provenance"]
+        assert provenance["command"] == f"python conformance/make.py {name}"
+        assert (CONFORMANCE / "adapters" / row.adapter).is_file()
+
+
+def test_environments_pin_everything_exactly(make):
+    environments = make.tomllib.loads((CONFORMANCE / "environments.toml").read_text())
+    used = {row.environment for row in make.IMPLEMENTATIONS.values()}
+    assert used == set(environments)
+    pins = [pin for spec in environments.values() for pin in spec["requirements"]]
+    assert [pin for pin in pins if "==" not in pin and pin != "--no-deps"] == []
+
+
+def test_torch_is_recorded_on_at_least_80_cases_in_each_of_three_ways():
+    cases = load(TORCH)["cases"]
+    for profile in ("torch-2.13", "torch-2.13-foreach", "torch-2.13-differentiable"):
+        assert sum(profile in case["runs"] for case in cases) == len(cases) >= 80
+    assert sum("torch-2.13-capturable" in case["runs"] for case in cases) >= 8
+
+
+def test_torch_recordings_cover_dtypes_shapes_and_lengths():
+    cases = load(TORCH)["cases"]
+    params = [param for case in cases for param in case["params"]]
+    assert {param["dtype"] for param in params} == set(DIGITS) - {"int32", "int64"}
+    assert {param.get("layout", "C") for param in params} == {"C", "F", "strided"}
+    assert {0, 1, 4} <= {len(param["shape"]) for param in params}
+    assert 0 in {size(param) for param in params}
+    assert max(case["steps"] for case in cases) == 300
+    assert any(None in row for case in cases for row in case["grads"])
+
+
+def test_torch_refuses_a_run_only_in_cases_that_say_so():
+    cases = load(TORCH)["cases"]
+    refused = {case["id"] for case in cases for run in case["runs"].values() if "error" in run}
+    assert refused == {case["id"] for case in cases if "error" in case["tags"]}
+
+
+def test_all_recordings_keep_the_budget():
+    assert sum(path.stat().st_size for path in FILES) <= BUDGET
+
+
+# ---------------------------------------------------------------- the checks refuse broken files
+
+
+def broken(change):
+    """A file of the one case with several runs and a null gradient, after `change`."""
+    document = load(TORCH)
+    case = next(c for c in document["cases"] if c["id"] == "nadam.torch.none-alternating.f64")
+    document["cases"] = [copy.deepcopy(case)]
+    change(document, document["cases"][0])
+    return document
+
+
+def drop(key):
+    return lambda document, case: case.pop(key)
+
+
+def put(key, value):
+    return lambda document, case: case.update({key: value})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        drop("comment"),
+        drop("tags"),
+        drop("runs"),
+        put("runs", {}),
+        put("comment", ""),
+        put("id", "NAdam case 1"),
+        put("unknown", "key"),
+        put("steps", 2.5),
+        put("options", {"maximize": 2, "decoupled_weight_decay": 0}),
+        lambda document, case: case["hyper"].update(lr=0.05),
+        lambda document, case: case["hyper"].update(learning_rate="0.05"),
+        lambda document, case: case["hyper"].pop("lr"),
+        lambda document, case: case["params"][0].update(bits="3F800000"),
+        lambda document, case: case["params"][0].update(layout="diagonal"),
+        lambda document, case: case["runs"]["torch-2.13"].pop("dtypes"),
+        lambda document, case: case["runs"]["torch-2.13"]["steps"]["1"].pop("param"),
+        lambda document, case: document.update(format="refopt-golden/2"),
+        lambda document, case: document["provenance"].pop("version"),
+        lambda document, case: document["provenance"].update(command="by hand"),
+    ],
+)
+def test_the_schema_refuses_a_broken_file(change):
+    assert violations(broken(lambda document, case: None)) == []
+    assert violations(broken(change)) != []
+
+
+@pytest.mark.parametrize(
+    ("change", "finding"),
+    [
+        (lambda c: c["params"][0].update(bits="3ff0"), "bits of a parameter do not fill its shape"),
+        (lambda c: c["grads"][0].pop(), "a row of gradients is not one entry a parameter"),
+        (
+            lambda c: c["grads"][0].__setitem__(0, "3ff0"),
+            "bits of a gradient do not fill its parameter's shape",
+        ),
+        (
+            lambda c: c.update(groups=[{"params": [0, 0], "hyper": {}}]),
+            "groups do not hold every parameter once",
+        ),
+        (lambda c: c.update(changes={"99": {}}), "a change comes after the last step"),
+        (lambda c: c["record"].append(99), "recorded steps are not ascending within the run"),
+        (lambda c: c.update(record=[1, 2, 4]), "a recorded step has no neighbour"),
+        (lambda c: c["profiles"].remove("torch-2.13"), "a run of a profile that the case does not"),
+        (
+            lambda c: c["runs"].update({"torch-2.13-foreach": {"same": "nothing"}}),
+            "a run is the same as one that is not there",
+        ),
+        (
+            lambda c: c["runs"]["torch-2.13"]["steps"].pop("3"),
+            "the steps of a run are not the recorded ones",
+        ),
+        (
+            lambda c: c["runs"]["torch-2.13"]["steps"]["1"]["m"].pop(),
+            "m is not one entry a parameter",
+        ),
+        (
+            lambda c: c["runs"]["torch-2.13"]["dtypes"].update(product="float64"),
+            "bits of product do not fill their shape",
+        ),
+    ],
+)
+def test_an_inconsistent_case_is_refused(change, finding):
+    (case,) = broken(lambda document, case: change(case))["cases"]
+    assert any(found.startswith(finding) for found in inconsistencies(case))
+
+
+def test_floats_and_booleans_are_found():
+    assert floats({"a": [1, {"b": 0.5}], "c": "0.5", "d": None, "e": True}) == [0.5, True]
+
+
+def test_the_order_of_keys_does_not_change_the_canonical_text(make):
+    document = load(TORCH)
+    upside_down = json.loads(json.dumps(document), object_pairs_hook=lambda p: dict(p[::-1]))
+    assert json.dumps(upside_down) != json.dumps(document)
+    assert make.canonical(upside_down) == make.canonical(document) != json.dumps(document)
+
+
+def test_a_changed_bit_is_reported_in_ulp(make):
+    stored, fresh = load(TORCH), load(TORCH)
+    assert make.compare(stored, fresh) == []
+    run = next(c for c in fresh["cases"] if c["id"] == "nadam.torch.none-alternating.f64")["runs"][
+        "torch-2.13"
+    ]
+    first = run["steps"]["1"]["v"][0]
+    run["steps"]["1"]["v"][0] = f"{int(first, 16) + 3:0{len(first)}x}"
+    assert make.compare(stored, fresh) == [
+        f"{profile} v float64: 1 elements differ, at most 3 ulp "
+        "(in nadam.torch.none-alternating.f64)"
+        for profile in ("torch-2.13", "torch-2.13-foreach")
+    ]
+
+
+def test_ulps_are_counted_across_zero(make):
+    assert list(make.unpack("8000000180000000000000000000001", "float32"))[:3] == [-1, 0, 0]
+    assert list(make.unpack("bf803f80", "bfloat16")) == [-0x3F80, 0x3F80]
+
+
+def test_a_new_and_a_missing_case_are_reported(make):
+    stored, fresh = load(TORCH), load(TORCH)
+    gone = fresh["cases"].pop()["id"]
+    fresh["cases"][0]["hyper"]["lr"] = "0.75"
+    assert make.compare(stored, fresh) == [
+        f"case {gone}: only in the stored file",
+        f"case {fresh['cases'][0]['id']}: 'hyper' changed",
+    ]
