@@ -45,6 +45,33 @@ IMPLEMENTATIONS = {
     "torch-2.13": Implementation(
         "torch_nadam.py", "torch-2_13", "nadam/torch-2.13.json", "cases_nadam:torch"
     ),
+    "keras-legacy-2.9": Implementation(
+        "keras_legacy_nadam.py",
+        "keras-2_9",
+        "nadam/keras-legacy-2.9.json",
+        "cases_nadam_others:keras_legacy",
+    ),
+    "keras-2.15": Implementation(
+        "keras2_nadam.py", "keras-2_15", "nadam/keras-2.15.json", "cases_nadam_others:keras2"
+    ),
+    "keras-3": Implementation(
+        "keras3_nadam.py", "keras-3_15", "nadam/keras-3.json", "cases_nadam_others:keras3"
+    ),
+    "optax-0.2": Implementation(
+        "optax_nadam.py", "optax-0_2", "nadam/optax-0.2.json", "cases_nadam_others:optax"
+    ),
+    "timm-nadamw": Implementation(
+        "timm_nadam.py", "timm-1_0", "nadam/timm-nadamw.json", "cases_nadam_others:timm"
+    ),
+    "paddle-3.3": Implementation(
+        "paddle_nadam.py", "paddle-3_3", "nadam/paddle-3.3.json", "cases_nadam_others:paddle"
+    ),
+    "mindspore-2.10": Implementation(
+        "mindspore_nadam.py",
+        "mindspore-2_10",
+        "nadam/mindspore-2.10.json",
+        "cases_nadam_others:mindspore",
+    ),
 }
 
 

@@ -1,0 +1,147 @@
+"""What the adapters of NumPy-speaking frameworks share: bits, cases, the protocol of make.py.
+
+An adapter gives `serve` a class with
+    __init__(profile, hyper, options, params)   hyper: floats by canonical name; params: ndarrays
+    change(hyper)                               new values, from the next step on
+    step(grads)                                 one ndarray or None for each parameter
+    observe()                                   canonical name -> list over parameters, or None
+and raises `Inexpressible` where the framework has no way to state what a case asks.
+"""
+
+import json
+import platform
+import sys
+
+import numpy as np
+
+
+class Inexpressible(Exception):
+    """The framework cannot express a case; the text says why."""
+
+
+def dtype_of(name):
+    try:
+        return np.dtype(name)
+    except TypeError:
+        raise Inexpressible("no dtype %s" % name) from None
+
+
+def from_bits(bits, name, shape):
+    """The array whose elements have these big-endian bit patterns."""
+    dtype = dtype_of(name)
+    width = dtype.itemsize // (2 if dtype.kind == "c" else 1)
+    big = np.frombuffer(bytes.fromhex(bits), ">u%d" % width)
+    return big.astype("=u%d" % width).view(dtype).reshape(shape)
+
+
+def to_bits(array):
+    """The bit patterns of an array in logical order; every NaN as the quiet one."""
+    array = np.array(array, order="C")
+    if array.dtype.kind == "c":
+        array = array.reshape(-1).view("f%d" % (array.itemsize // 2))
+    if array.dtype.kind != "i":
+        array[np.isnan(array)] = abs(array.dtype.type("nan"))
+    width = array.itemsize
+    return array.reshape(-1).view("u%d" % width).astype(">u%d" % width).tobytes().hex()
+
+
+def numbers(hyper):
+    """Hyperparameters as floats."""
+    if any(isinstance(value, dict) for value in hyper.values()):
+        raise Inexpressible("a hyperparameter that is a tensor")
+    return {name: float(value) for name, value in hyper.items()}
+
+
+def refuse(options, hyper, decay):
+    """Refuse `maximize`, and weight decay of another kind than `decay`: none, l2 or decoupled."""
+    if options.get("maximize"):
+        raise Inexpressible("maximize")
+    asked = "decoupled" if options.get("decoupled_weight_decay") else "l2"
+    if hyper["weight_decay"] and asked != decay:
+        raise Inexpressible("weight decay of the kind %s" % asked)
+
+
+def only(hyper, names):
+    """Refuse to change any hyperparameter but `names`."""
+    others = sorted(set(hyper) - set(names))
+    if others:
+        raise Inexpressible("%s cannot be changed between steps" % ", ".join(others))
+
+
+def run(optimizer, profile, case):
+    """One run of one case: {"dtypes", "steps"}, or {"error"} if the framework refused."""
+    params = [from_bits(p["bits"], p["dtype"], p["shape"]) for p in case["params"]]
+    rows = [
+        [None if b is None else from_bits(b, p.dtype, p.shape) for b, p in zip(row, params)]
+        for row in case["grads"]
+    ]
+    if len(case.get("groups", [])) > 1:
+        raise Inexpressible("parameter groups")
+    hyper = numbers(dict(case["hyper"], **case.get("groups", [{"hyper": {}}])[0]["hyper"]))
+    wanted = case.get("record") or range(1, case["steps"] + 1)
+    steps, dtypes = {}, {}
+    try:
+        running = optimizer(profile, hyper, case["options"], params)
+        for t in range(1, case["steps"] + 1):
+            changes = case.get("changes", {}).get(str(t))
+            if changes:
+                running.change(numbers(changes))
+            running.step(rows[(t - 1) % len(rows)])
+            if t in wanted:
+                steps[str(t)] = record(running.observe(), params, dtypes)
+    except Inexpressible:
+        raise
+    except Exception as error:
+        return {"error": {"type": type(error).__name__, "message": str(error)}}
+    return {"dtypes": dtypes, "steps": steps}
+
+
+def record(observed, params, dtypes):
+    """All quantities after a step as bits; `dtypes` gathers those that are not the parameter's."""
+    seen = {}
+    for name, values in observed.items():
+        values = [None if value is None else np.asarray(value) for value in values]
+        seen[name] = [None if value is None else to_bits(value) for value in values]
+        for value, param in zip(values, params):
+            if value is not None and (name in ("product", "t") or value.dtype != param.dtype):
+                dtypes[name] = str(value.dtype)
+    return seen
+
+
+def instructions():
+    """The widest vector instructions of this processor: what decides a library's kernels."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            flags = file.read().split()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((n for n in ("avx512f", "avx2", "avx") if n in flags), platform.machine()).upper()
+
+
+def serve(framework, version, packages, profiles, optimizer, patched=()):
+    """Say hello, then answer each case from stdin."""
+    system = "%s-%s %s" % (platform.system(), platform.machine(), "".join(platform.libc_ver()))
+    hello = {
+        "framework": framework,
+        "version": version,
+        "python": platform.python_version(),
+        "platform": system.strip(),
+        "cpu": instructions(),
+        "packages": dict({"numpy": np.__version__}, **packages),
+        "patched": list(patched),
+        "profiles": profiles,
+    }
+    say({"hello": hello})
+    for line in sys.stdin:
+        case = json.loads(line)
+        try:
+            asked = [name for name in profiles if name in case.get("profiles", profiles)]
+            runs = {name: run(optimizer, name, case) for name in asked}
+        except Inexpressible as reason:
+            say({"id": case["id"], "skipped": str(reason)})
+        else:
+            say({"id": case["id"], "runs": runs})
+
+
+def say(message):
+    print(json.dumps(message), flush=True)
