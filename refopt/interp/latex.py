@@ -1,0 +1,103 @@
+r"""Expressions as LaTeX.
+
+Parentheses are those that the order of evaluation needs and no others: `a + b + c` is `(a + b) + c`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from refopt.interp.trace import Node, apply
+
+# How tightly a piece of LaTeX holds together. A big operator binds everything to its right.
+SUM, BIG, PRODUCT, FRACTION, POWER, ATOM = range(6)
+
+ROUNDED = {
+    "float32": r"\mathrm{fl}_{32}",
+    "float64": r"\mathrm{fl}_{64}",
+    "native": r"\mathrm{fl}",
+}
+BIG_OPERATORS = (r"\prod", r"\sum")
+
+
+def latex(node: Node, names: Mapping[str, str]) -> str:
+    """The expression in LaTeX.
+
+    Parameters
+    ----------
+    names
+        The LaTeX of every name in it.
+
+    Raises
+    ------
+    KeyError
+        A name has no LaTeX.
+    """
+    return _write(node, names)[0]
+
+
+def aligned(lines: Mapping[str, str]) -> str:
+    """Equations (left side to right side) as one aligned block."""
+    rows = " \\\\\n".join(f"{left} &= {right}" for left, right in lines.items())
+    return f"\\begin{{aligned}}\n{rows}\n\\end{{aligned}}"
+
+
+def _write(node: Node, names: Mapping[str, str]) -> tuple[str, int]:
+    """LaTeX and how tightly it holds together."""
+
+    def at_least(level: int, x: Node) -> str:
+        text, own = _write(x, names)
+        return text if own >= level else rf"\left({text}\right)"
+
+    match node.op, node.args:
+        case "const", (x,):
+            return _number(x)
+        case "name", (label,):
+            return names[label], _level(names[label])
+        case "neg", (x,):
+            return f"-{at_least(BIG, x)}", SUM
+        case "add", (x, y):
+            return f"{at_least(SUM, x)} + {at_least(BIG, y)}", SUM
+        case "sub", (x, y):
+            return f"{at_least(SUM, x)} - {at_least(BIG, y)}", SUM
+        case "mul", (x, y) if x is y:
+            return f"{at_least(ATOM, x)}^{{2}}", POWER
+        case "mul", (Node(op="neg", args=(x,)), y):
+            return _write(apply("neg", apply("mul", x, y)), names)
+        case "mul", (x, y):
+            if _write(x, names)[1] == BIG != _write(y, names)[1]:
+                x, y = y, x  # what follows a big operator would seem to belong to it
+            big = _write(y, names)[1] == BIG
+            left, right = at_least(PRODUCT, x), at_least(BIG if big else FRACTION, y)
+            sign = r" \cdot " if right[0].isdigit() else " "
+            return f"{left}{sign}{right}", BIG if big else PRODUCT
+        case "div", (x, y):
+            return rf"\frac{{{latex(x, names)}}}{{{latex(y, names)}}}", FRACTION
+        case ("sqrt", (x,)) | ("pow", (x, Node(op="const", args=(0.5,)))):
+            return rf"\sqrt{{{latex(x, names)}}}", ATOM
+        case "pow", (x, y):
+            return f"{at_least(ATOM, x)}^{{{latex(y, names)}}}", POWER
+        case "lerp", (start, end, weight):
+            return _write(start + weight * (end - start), names)
+        case op, (x,) if op in ROUNDED:
+            return rf"{ROUNDED[op]}\left({latex(x, names)}\right)", ATOM
+    message = f"op must be an operation of a trace, got {node.op!r}"
+    raise ValueError(message)
+
+
+def _level(symbol: str) -> int:
+    if symbol.startswith(BIG_OPERATORS):
+        return BIG
+    return POWER if "^" in symbol else ATOM
+
+
+def _number(x: float) -> tuple[str, int]:
+    if x < 0:
+        return f"-{_number(-x)[0]}", SUM
+    if x == 0.5:
+        return r"\frac{1}{2}", FRACTION
+    digits, _, exponent = f"{x!r}".partition("e")
+    if not exponent:
+        return digits.removesuffix(".0"), ATOM
+    power = f"10^{{{int(exponent)}}}"
+    return (power, POWER) if digits == "1" else (rf"{digits} \cdot {power}", PRODUCT)

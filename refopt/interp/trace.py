@@ -1,0 +1,267 @@
+"""Symbols: run a rule on names instead of numbers and keep its expressions.
+
+A trace is plain data. A `Node` is a constant, a name, or one of few operations on nodes; a node
+that the rule used twice is the same object twice. Printers, evaluators and compilers walk it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+CASTS = frozenset({"float32", "float64", "native"})
+
+
+def _lerp(start: Any, end: Any, weight: Any) -> Any:
+    return start + weight * (end - start)
+
+
+ARITHMETIC: dict[str, Callable[..., Any]] = {
+    "neg": operator.neg,
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "div": operator.truediv,
+    "pow": operator.pow,
+}
+"""Operations that are operators of every number and array; the others belong to a namespace."""
+
+EXAMPLE: dict[str, Callable[..., Any]] = {
+    **ARITHMETIC,
+    "sqrt": lambda x: x**0.5,
+    "lerp": _lerp,
+    **dict.fromkeys(CASTS, float),
+}
+
+
+@dataclass(frozen=True, eq=False, slots=True, repr=False)
+class Node:
+    """An expression.
+
+    Attributes
+    ----------
+    op
+        "const", "name", a key of `ARITHMETIC`, "sqrt", "lerp" (start, end, weight), or a cast.
+    args
+        The constant; the name; or the operands, which are nodes.
+    value
+        An example of its value, which decides the branches that a rule takes on numbers. None
+        where it is unknown.
+    """
+
+    op: str
+    args: tuple[Any, ...]
+    value: Any = None
+
+    def __neg__(self) -> Node:
+        return apply("neg", self)
+
+    def __add__(self, other: Any) -> Node:
+        return apply("add", self, other)
+
+    def __radd__(self, other: Any) -> Node:
+        return apply("add", other, self)
+
+    def __sub__(self, other: Any) -> Node:
+        return apply("sub", self, other)
+
+    def __rsub__(self, other: Any) -> Node:
+        return apply("sub", other, self)
+
+    def __mul__(self, other: Any) -> Node:
+        return apply("mul", self, other)
+
+    def __rmul__(self, other: Any) -> Node:
+        return apply("mul", other, self)
+
+    def __truediv__(self, other: Any) -> Node:
+        return apply("div", self, other)
+
+    def __rtruediv__(self, other: Any) -> Node:
+        return apply("div", other, self)
+
+    def __pow__(self, other: Any) -> Node:
+        return apply("pow", self, other)
+
+    def __rpow__(self, other: Any) -> Node:
+        return apply("pow", other, self)
+
+    def __lt__(self, other: Any) -> bool:
+        return bool(self._example() < lift(other)._example())
+
+    def __le__(self, other: Any) -> bool:
+        return bool(self._example() <= lift(other)._example())
+
+    def __gt__(self, other: Any) -> bool:
+        return bool(self._example() > lift(other)._example())
+
+    def __ge__(self, other: Any) -> bool:
+        return bool(self._example() >= lift(other)._example())
+
+    def __bool__(self) -> bool:
+        message = f"an expression is neither true nor false; a rule branched on {self!r}"
+        raise TypeError(message)
+
+    def _example(self) -> Any:
+        if self.value is None:
+            message = f"a comparison needs an example value, and {self!r} has none"
+            raise TypeError(message)
+        return self.value
+
+    def __repr__(self) -> str:
+        if self.op in ("const", "name"):
+            return str(self.args[0])
+        return f"{self.op}({', '.join(map(repr, self.args))})"
+
+
+def name(text: str, value: Any = None) -> Node:
+    """An input called `text`, with an example of its value."""
+    return Node("name", (text,), value)
+
+
+def lift(x: Any) -> Node:
+    """`x` as a node: itself, or a constant."""
+    return x if isinstance(x, Node) else Node("const", (x,), x)
+
+
+def apply(op: str, *args: Any) -> Node:
+    """The node of an operation on nodes and numbers."""
+    nodes = tuple(lift(x) for x in args)
+    value = None
+    if all(node.value is not None for node in nodes):
+        try:
+            value = EXAMPLE[op](*(node.value for node in nodes))
+        except ArithmeticError:  # no example, for instance of 1/0: only a comparison would need it
+            value = None
+    return Node(op, nodes, value)
+
+
+class SymbolArrays:
+    """The namespace of arrays that are symbols."""
+
+    def sqrt(self, x: Any, /) -> Node:
+        return apply("sqrt", x)
+
+    def zeros_like(self, x: Any, /) -> Node:
+        return lift(0)
+
+    def lerp(self, start: Any, end: Any, weight: Any, /) -> Node:
+        return apply("lerp", start, end, weight)
+
+
+class SymbolNumbers:
+    """The number system of symbols.
+
+    Parameters
+    ----------
+    casts
+        The roundings to record; the others leave a number as it is.
+    """
+
+    def __init__(self, casts: Iterable[str] = CASTS) -> None:
+        self.casts = frozenset(casts)
+
+    def __call__(self, x: Any, /) -> Node:
+        return lift(x)
+
+    def float32(self, x: Any, /) -> Node:
+        return self._cast("float32", x)
+
+    def float64(self, x: Any, /) -> Node:
+        return self._cast("float64", x)
+
+    def native(self, x: Any, /) -> Node:
+        return self._cast("native", x)
+
+    def of(self, param: Any, /) -> SymbolNumbers:
+        return self
+
+    def _cast(self, op: str, x: Any) -> Node:
+        return apply(op, x) if op in self.casts else lift(x)
+
+
+def symbols(record: Any, label: str, examples: Any = None) -> Any:
+    """A NamedTuple of type `record` whose fields are the inputs "label.field"."""
+    return record(*(name(f"{label}.{f}", getattr(examples, f, None)) for f in record._fields))
+
+
+def fields(record: Any, label: str) -> dict[str, Node]:
+    """The fields of a NamedTuple of nodes by their names "label.field"."""
+    return {f"{label}.{f}": lift(x) for f, x in record._asdict().items()}
+
+
+def replace(node: Node, rule: Callable[[Node], Node | None]) -> Node:
+    """`node` with every node for which `rule` gives another replaced by that one, outermost first.
+
+    What is shared stays shared.
+    """
+    done: dict[int, Node] = {}
+
+    def walk(old: Node) -> Node:
+        if id(old) not in done:
+            new = rule(old)
+            if new is None and old.op not in ("const", "name"):
+                args = tuple(walk(x) for x in old.args)
+                unchanged = all(a is b for a, b in zip(args, old.args, strict=True))
+                new = old if unchanged else Node(old.op, args, old.value)
+            done[id(old)] = old if new is None else new
+        return done[id(old)]
+
+    return walk(node)
+
+
+def define(outputs: Mapping[str, Node]) -> dict[str, Node]:
+    """Every output by its expression, in which earlier outputs stand as their names.
+
+    An output that is an earlier one, or an input, is defined by the name of that; what follows
+    calls it by the new name, except that the first output to have a value keeps naming it.
+    """
+    names: dict[int, Node] = {}
+    definitions = {}
+    for label, node in outputs.items():
+        definitions[label] = replace(node, lambda x: names.get(id(x)))
+        if node.op != "const":
+            names.setdefault(id(node), name(label, node.value))
+    return definitions
+
+
+def evaluate(node: Node, names: Mapping[str, Any], *, xp: Any, num: Any) -> Any:
+    """The value of an expression.
+
+    Parameters
+    ----------
+    names
+        The value of every name in it.
+    xp, num
+        Where `sqrt`, `lerp` and the casts come from: a Namespace and Numbers, as a rule takes them.
+
+    Raises
+    ------
+    KeyError
+        A name has no value.
+    """
+    done: dict[int, Any] = {}
+
+    def walk(node: Node) -> Any:
+        if node.op == "const":
+            return node.args[0]
+        if node.op == "name":
+            return names[node.args[0]]
+        if id(node) not in done:
+            function = ARITHMETIC.get(node.op) or getattr(num if node.op in CASTS else xp, node.op)
+            done[id(node)] = function(*map(walk, node.args))
+        return done[id(node)]
+
+    return walk(node)
+
+
+def run(
+    definitions: Mapping[str, Node], inputs: Mapping[str, Any], *, xp: Any, num: Any
+) -> dict[str, Any]:
+    """The values of all definitions, in order; each may use the names of those before it."""
+    values = dict(inputs)
+    for label, node in definitions.items():
+        values[label] = evaluate(node, values, xp=xp, num=num)
+    return {label: values[label] for label in definitions}
