@@ -1,0 +1,91 @@
+"""The true value of a rule, with a proven error radius: ball arithmetic of python-flint.
+
+Arrays are NumPy object arrays of `flint.arb`, numbers are `flint.arb`. A rounding that a profile
+states (`num.float32`) is performed; nothing else is rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import flint
+import numpy as np
+
+from refopt.interp.formats import FORMATS, Format, nearest
+
+PRECISION = 256  # bits
+
+
+@contextmanager
+def precision(bits: int = PRECISION) -> Iterator[None]:
+    """Work at this many bits, and restore what was set before."""
+    before = flint.ctx.prec
+    flint.ctx.prec = bits
+    try:
+        yield
+    finally:
+        flint.ctx.prec = before
+
+
+def rounded(x: Any, f: Format) -> Any:
+    """A ball rounded to a format: one number where both ends round alike, else their hull."""
+    low, high = (end_rounded(end, f) for end in (x.lower(), x.upper()))
+    return low if low == high else low.union(high)
+
+
+def end_rounded(x: Any, f: Format) -> Any:
+    """An exact `arb` rounded to nearest, ties to even; infinite where that overflows."""
+    if not x.is_finite():
+        return x
+    mantissa, exponent = (int(part) for part in x.mid().man_exp())
+    result = nearest(mantissa, exponent, f)
+    if result is None:
+        return flint.arb.pos_inf() if mantissa > 0 else flint.arb.neg_inf()
+    return flint.arb(flint.fmpz(result[0])) * flint.arb(2) ** result[1]
+
+
+class Balls:
+    """A number system (`refopt.typing.Numbers`) of real balls."""
+
+    def __init__(self, native: str = "float64") -> None:
+        self._native = FORMATS[native]
+
+    def __call__(self, x: Any) -> Any:
+        return x if isinstance(x, flint.arb) else flint.arb(x)
+
+    def float64(self, x: Any) -> Any:
+        return self(x)
+
+    def float32(self, x: Any) -> Any:
+        return rounded(self(x), FORMATS["float32"])
+
+    def native(self, x: Any) -> Any:
+        return rounded(self(x), self._native)
+
+    def of(self, param: Any) -> Balls:
+        return self
+
+
+class _Namespace:
+    """The operations of `refopt.typing.Namespace` on object arrays of balls."""
+
+    def sqrt(self, x: Any) -> Any:
+        return np.array([e.sqrt() for e in x.ravel()], dtype=object).reshape(x.shape)
+
+    def zeros_like(self, x: Any) -> Any:
+        return array(np.zeros(x.shape).ravel().tolist()).reshape(x.shape)
+
+    def lerp(self, start: Any, end: Any, weight: Any) -> Any:
+        return (1 - weight) * start + weight * end
+
+
+NAMESPACE = _Namespace()
+
+
+def array(values: list[float]) -> Any:
+    """Exact balls from Python floats, shape (n,)."""
+    result = np.empty(len(values), dtype=object)
+    result[:] = [flint.arb(x) for x in values]
+    return result

@@ -1,0 +1,519 @@
+"""The set of results that k roundings of the stated graph can explain (spec/envelope.md).
+
+An element is an interval of two `arb` endpoints and three flags: it may be NaN, +∞, -∞. Every
+array operation is exact, then widened by k (u |r| + η), where u is the unit roundoff of the dtype
+and η half its smallest subnormal. Rounding keeps the sign and leaves representable numbers alone.
+A number that depends on the step count alone carries its own dtype, and is rounded once where it
+meets an array. A rounding that a profile states is performed on both ends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flint
+
+from refopt.interp.balls import end_rounded
+from refopt.interp.formats import FORMATS, Format
+
+arb = flint.arb
+ROUNDINGS = 2  # k: one rounding to nearest, or two of a fused or reciprocal form
+_ZERO = arb(0)
+_HUGE = arb(2) ** 20000  # stands for "no bound"; far beyond the largest number of any format
+
+
+class Interval(NamedTuple):
+    """What one element may be: a finite range (or none), NaN, infinities."""
+
+    low: Any  # arb, or None where no finite value is possible
+    high: Any
+    nan: bool = False
+    plus: bool = False  # may be +∞
+    minus: bool = False  # may be -∞
+
+    @property
+    def special(self) -> bool:
+        """Whether anything but a finite value is possible."""
+        return self.nan or self.plus or self.minus or self.low is None
+
+    def holds(self, x: float) -> bool:
+        """Whether an observation lies inside; False is proven."""
+        if math.isnan(x):
+            return self.nan
+        if math.isinf(x):
+            return self.plus if x > 0 else self.minus
+        return self.low is not None and not self.low > x and not self.high < x
+
+    @property
+    def bounded(self) -> bool:
+        """Whether only finite values are possible, within known bounds."""
+        return not self.special and bool(self.high < _HUGE) and bool(self.low > -_HUGE)
+
+
+def point(x: float) -> Interval:
+    """The one value `x`, exactly."""
+    if math.isnan(x):
+        return Interval(None, None, nan=True)
+    if math.isinf(x):
+        return Interval(None, None, plus=x > 0, minus=x < 0)
+    end = arb(x)
+    return Interval(end, end)
+
+
+NOT_A_NUMBER = Interval(None, None, nan=True)
+
+
+# -- exact operations on intervals ----------------------------------------------------------------
+def _positive(x: Interval) -> bool:
+    return x.plus or (x.low is not None and not x.high <= 0)
+
+
+def _negative(x: Interval) -> bool:
+    return x.minus or (x.low is not None and not x.low >= 0)
+
+
+def _zero(x: Interval) -> bool:
+    return x.low is not None and not x.low > 0 and not x.high < 0
+
+
+def negated(x: Interval) -> Interval:
+    if x.low is None:
+        return Interval(None, None, x.nan, x.minus, x.plus)
+    low = high = -x.high
+    if x.low is not x.high:
+        high = -x.low
+    return Interval(low, high, x.nan, x.minus, x.plus)
+
+
+def added(a: Interval, b: Interval) -> Interval:
+    low = high = None
+    if a.low is not None and b.low is not None:
+        low = high = a.low + b.low
+        if not (a.low is a.high and b.low is b.high):
+            high = a.high + b.high
+    if not (a.special or b.special):
+        return Interval(low, high)
+    return Interval(
+        low,
+        high,
+        a.nan or b.nan or (a.plus and b.minus) or (a.minus and b.plus),
+        (a.plus and (b.low is not None or b.plus)) or (b.plus and (a.low is not None or a.plus)),
+        (a.minus and (b.low is not None or b.minus)) or (b.minus and (a.low is not None or a.minus)),
+    )
+
+
+def multiplied(a: Interval, b: Interval) -> Interval:
+    low = high = None
+    if a.low is not None and b.low is not None:
+        if a.low is a.high and b.low is b.high:
+            low = high = a.low * b.low
+        elif a.low >= 0 and b.low >= 0:
+            low, high = a.low * b.low, a.high * b.high
+        else:
+            corners = (a.low * b.low, a.low * b.high, a.high * b.low, a.high * b.high)
+            low, high = _least(corners), _most(corners)
+    if not (a.special or b.special):
+        return Interval(low, high)
+    infinite_a, infinite_b = a.plus or a.minus, b.plus or b.minus
+    signs = [
+        (a.plus and _positive(b)) or (b.plus and _positive(a)),
+        (a.minus and _negative(b)) or (b.minus and _negative(a)),
+        (a.plus and _negative(b)) or (b.plus and _negative(a)),
+        (a.minus and _positive(b)) or (b.minus and _positive(a)),
+    ]
+    nan = a.nan or b.nan or (infinite_a and _zero(b)) or (infinite_b and _zero(a))
+    return Interval(low, high, nan, signs[0] or signs[1], signs[2] or signs[3])
+
+
+def divided(a: Interval, b: Interval) -> Interval:
+    if not _zero(b) and not a.special and not b.special:
+        if a.low is a.high and b.low is b.high:
+            quotient = a.low / b.low
+            return Interval(quotient, quotient)
+        corners = (a.low / b.low, a.low / b.high, a.high / b.low, a.high / b.high)
+        return Interval(_least(corners), _most(corners))
+    infinite_a, infinite_b = a.plus or a.minus, b.plus or b.minus
+    nan = a.nan or b.nan or (infinite_a and infinite_b) or (_zero(a) and _zero(b))
+    parts: list[Interval] = [Interval(None, None, nan)]
+    if infinite_b and a.low is not None:
+        parts.append(point(0.0))
+    if infinite_a and (b.low is not None):
+        parts.append(Interval(None, None, False, *_signs(a, b, infinite=True)))
+    if a.low is not None and b.low is not None:
+        if not _zero(b):
+            parts.append(divided(Interval(a.low, a.high), Interval(b.low, b.high)))
+        else:
+            plus, minus = _signs(a, b, infinite=False)
+            parts.append(Interval(None, None, False, plus, minus))
+            if not (b.low == 0 and b.high == 0):  # a divisor may be as small as can be
+                low = -_HUGE if minus else _ZERO
+                parts.append(Interval(low, _HUGE if plus else _ZERO))
+    return joined(parts)
+
+
+def _signs(a: Interval, b: Interval, *, infinite: bool) -> tuple[bool, bool]:
+    """Whether a / b may be +∞ and -∞; a zero divisor counts as +0 unless it may be negative."""
+    up, down = (a.plus, a.minus) if infinite else (_positive(a), _negative(a))
+    above, below = not b.high < 0, _negative(b)
+    return (up and above) or (down and below), (down and above) or (up and below)
+
+
+def rooted(x: Interval) -> Interval:
+    nan = x.nan or x.minus
+    if x.low is None or x.high < 0:
+        return Interval(None, None, nan or x.low is not None, x.plus)
+    below = not x.low >= 0
+    low = _ZERO if below else x.low.sqrt()
+    high = low if x.low is x.high else x.high.sqrt() if x.high >= 0 else _ZERO
+    return Interval(low, high, nan or below, x.plus)
+
+
+def powered(base: Interval, exponent: Interval) -> Interval:
+    """base ** exponent for a base that is not negative (monotone in each, so corners suffice)."""
+    if base.special or exponent.special or not base.low >= 0:
+        return Interval(-_HUGE, _HUGE, True, True, True)
+    if exponent.low is exponent.high and exponent.low == 0.5:
+        return rooted(base)
+    ends = [
+        (_ZERO if e > 0 else arb(1)) if b == 0 else b**e
+        for b in (base.low, base.high)
+        for e in (exponent.low, exponent.high)
+    ]
+    return Interval(_least(ends), _most(ends))
+
+
+def joined(parts: list[Interval]) -> Interval:
+    """The union, as one interval: what any of the parts may be."""
+    lows = [p.low for p in parts if p.low is not None]
+    highs = [p.high for p in parts if p.high is not None]
+    return Interval(
+        _least(lows) if lows else None,
+        _most(highs) if highs else None,
+        any(p.nan for p in parts),
+        any(p.plus for p in parts),
+        any(p.minus for p in parts),
+    )
+
+
+def _least(ends: Any) -> Any:
+    result = ends[0]
+    for end in ends[1:]:
+        if not end >= result:
+            result = end.min(result)
+    return result
+
+
+def _most(ends: Any) -> Any:
+    result = ends[0]
+    for end in ends[1:]:
+        if not end <= result:
+            result = end.max(result)
+    return result
+
+
+# -- rounding -------------------------------------------------------------------------------------
+class Rounding:
+    """k roundings of one format; `flush` also lets subnormal results become zero."""
+
+    def __init__(self, f: Format, k: int, *, flush: bool = False) -> None:
+        self.format, self.k, self.flush = f, k, flush
+        self.unit = arb(2) ** -f.precision
+        self.tiny = arb(2) ** f.emin
+        self.eta = self.tiny if flush else arb(2) ** (f.spacing - 1)
+        self.largest = arb(f.largest)
+
+    def __call__(self, x: Interval, k: int | None = None) -> Interval:
+        """`x` widened by k roundings."""
+        if x.low is None or (x.low is x.high and self._representable(x.low)):
+            return x
+        k = self.k if k is None else k
+        low, high = x.low, x.high
+        if low != 0:
+            moved = low - k * (self.unit * abs(low) + self.eta)
+            low = _ZERO if low > 0 and not moved >= 0 else moved
+        if high != 0:
+            moved = high + k * (self.unit * abs(high) + self.eta)
+            high = _ZERO if high < 0 and not moved <= 0 else moved
+        plus, minus = x.plus, x.minus
+        if not high <= self.largest:
+            plus, high = True, (high if high < _HUGE else _HUGE)
+            low = low if low < _HUGE else self.largest
+        if not low >= -self.largest:
+            minus, low = True, (low if low > -_HUGE else -_HUGE)
+            high = high if high > -_HUGE else -self.largest
+        return Interval(low, high, x.nan, plus, minus)
+
+    def performed(self, x: Interval) -> Interval:
+        """`x` rounded to nearest once, as stated: on both ends, since rounding keeps order."""
+        if x.low is None:
+            return x
+        low, high = end_rounded(x.low.lower(), self.format), end_rounded(x.high.upper(), self.format)
+        plus, minus = x.plus or not high.is_finite(), x.minus or not low.is_finite()
+        if not low.is_finite() and low > 0:
+            return Interval(None, None, x.nan, True, minus and x.minus)
+        if not high.is_finite() and high < 0:
+            return Interval(None, None, x.nan, plus and x.plus, True)
+        if not high.is_finite():
+            high = self.largest
+        if not low.is_finite():
+            low = -self.largest
+        if x.low is x.high or low == high:
+            high = low
+        return Interval(low, high, x.nan, plus, minus)
+
+    def _representable(self, x: Any) -> bool:
+        if not x.is_exact() or not x.is_finite():
+            return False
+        mantissa, exponent = (int(part) for part in x.man_exp())
+        if mantissa == 0:
+            return True
+        top = mantissa.bit_length() + exponent - 1
+        return (
+            mantissa.bit_length() <= self.format.precision
+            and exponent >= self.format.spacing
+            and top <= self.format.emax
+            and (not self.flush or top >= self.format.emin)
+        )
+
+
+# -- numbers --------------------------------------------------------------------------------------
+class Real:
+    """A scalar: an interval and the dtype it is kept in (None: a Python float)."""
+
+    __slots__ = ("dtype", "numbers", "x")
+
+    def __init__(self, x: Interval, dtype: str | None, numbers: Reals) -> None:
+        self.x, self.dtype, self.numbers = x, dtype, numbers
+
+    def _apply(self, operation: Callable[..., Interval], a: Any, b: Any) -> Real:
+        if not all(isinstance(e, Real | int | float) for e in (a, b)):
+            return NotImplemented
+        a, b = (self.numbers(e) for e in (a, b))
+        dtype = self.numbers.wider(a.dtype, b.dtype)
+        rounding = self.numbers.rounding(dtype)
+        left, right = (
+            e.x if e.dtype == dtype else self.numbers.rounding(dtype, 32)(e.x, 1) for e in (a, b)
+        )
+        k = 4 if operation is powered else None  # a power is not correctly rounded anywhere
+        return Real(rounding(operation(left, right), k), dtype, self.numbers)
+
+    def __add__(self, other: Any) -> Real:
+        return self._apply(added, self, other)
+
+    def __radd__(self, other: Any) -> Real:
+        return self._apply(added, other, self)
+
+    def __sub__(self, other: Any) -> Real:
+        return self + -other
+
+    def __rsub__(self, other: Any) -> Real:
+        return -self + other
+
+    def __mul__(self, other: Any) -> Real:
+        return self._apply(multiplied, self, other)
+
+    def __rmul__(self, other: Any) -> Real:
+        return self._apply(multiplied, other, self)
+
+    def __truediv__(self, other: Any) -> Real:
+        return self._apply(divided, self, other)
+
+    def __rtruediv__(self, other: Any) -> Real:
+        return self._apply(divided, other, self)
+
+    def __pow__(self, other: Any) -> Real:
+        return self._apply(powered, self, other)
+
+    def __rpow__(self, other: Any) -> Real:
+        return self._apply(powered, other, self)
+
+    def __neg__(self) -> Real:
+        return Real(negated(self.x), self.dtype, self.numbers)
+
+    def __lt__(self, other: float) -> bool:
+        if self.x.special or not (self.x.high < other or self.x.low >= other):
+            msg = f"a branch needs a decided comparison, got {self.x} < {other}"
+            raise ArithmeticError(msg)
+        return bool(self.x.high < other)
+
+
+class Reals:
+    """A number system (`refopt.typing.Numbers`) of intervals; `native` is a dtype name."""
+
+    def __init__(self, native: str = "float64", k: int = ROUNDINGS) -> None:
+        self.native_dtype, self.k = native, k
+
+    def __call__(self, x: Any) -> Real:
+        return x if isinstance(x, Real) else Real(point(float(x)), None, self)
+
+    def carrying(self, x: Any, dtype: str) -> Real:
+        """`x` rounded to nearest in `dtype`, and kept in it."""
+        x = self(x)
+        if x.dtype == dtype:
+            return x
+        return Real(self.rounding(dtype).performed(x.x), dtype, self)
+
+    def float32(self, x: Any) -> Real:
+        return self.carrying(x, "float32")
+
+    def native(self, x: Any) -> Real:
+        return self.carrying(x, self.native_dtype)
+
+    def float64(self, x: Any) -> Real:
+        return Real(self(x).x, None, self)
+
+    def of(self, param: Any) -> Reals:
+        return Reals(param.dtype, self.k)
+
+    def rounding(self, dtype: str | None, least: int = 0) -> Rounding:
+        """The rounding of a dtype; `least` is the width below which float32 is meant."""
+        name = dtype or "float64"
+        return _rounding("float32" if FORMATS[name].width < least else name, self.k, flush=False)
+
+    @staticmethod
+    def wider(a: str | None, b: str | None) -> str | None:
+        """The dtype of a result: a Python float gives way, else the wider of the two."""
+        if a is None or b is None:
+            return a or b
+        return a if FORMATS[a].precision >= FORMATS[b].precision else b
+
+
+_ROUNDINGS: dict[tuple[str, int, bool], Rounding] = {}
+
+
+def _rounding(dtype: str, k: int, *, flush: bool) -> Rounding:
+    key = (dtype, k, flush)
+    if key not in _ROUNDINGS:
+        _ROUNDINGS[key] = Rounding(FORMATS[dtype], k, flush=flush)
+    return _ROUNDINGS[key]
+
+
+# -- arrays ---------------------------------------------------------------------------------------
+class Intervals:
+    """An array (flat) of intervals in one dtype.
+
+    `ray` is shared by an array and its positive multiples, so that their product is known to be
+    a square, not negative.
+    """
+
+    __slots__ = ("dtype", "elements", "ray", "rounding")
+
+    def __init__(self, elements: list[Interval], rounding: Rounding, ray: object = None) -> None:
+        self.elements, self.rounding = elements, rounding
+        self.dtype = rounding.format.name
+        self.ray = object() if ray is None else ray
+
+    def _apply(self, operation: Callable[..., Interval], a: Any, b: Any) -> Intervals:
+        if not all(isinstance(e, Intervals | Real | int | float) for e in (a, b)):
+            return NotImplemented
+        left, right = (self._meet(e) for e in (a, b))
+        around = self.rounding
+        return Intervals(
+            [around(operation(x, y)) for x, y in zip(left, right, strict=True)], around
+        )
+
+    def _meet(self, other: Any) -> list[Interval]:
+        """The elements of an array; a number is rounded once to the array's dtype."""
+        if isinstance(other, Intervals):
+            return other.elements
+        x, dtype = (
+            (other.x, other.dtype) if isinstance(other, Real) else (point(float(other)), None)
+        )
+        exact = dtype is not None and FORMATS[dtype].precision <= self.rounding.format.precision
+        return [x if exact else self.rounding(x, 1)] * len(self.elements)
+
+    def __add__(self, other: Any) -> Intervals:
+        return self._apply(added, self, other)
+
+    def __radd__(self, other: Any) -> Intervals:
+        return self._apply(added, other, self)
+
+    def __sub__(self, other: Any) -> Intervals:
+        return self._apply(lambda x, y: added(x, negated(y)), self, other)
+
+    def __rsub__(self, other: Any) -> Intervals:
+        return self._apply(lambda x, y: added(x, negated(y)), other, self)
+
+    def __mul__(self, other: Any) -> Intervals:
+        result = self._apply(multiplied, self, other)
+        if isinstance(other, Intervals):
+            if other.ray is self.ray:
+                result.elements = [_not_negative(x) for x in result.elements]
+        elif not _negative(self._scalar(other)):
+            result.ray = self.ray
+        return result
+
+    def __rmul__(self, other: Any) -> Intervals:
+        return self * other
+
+    def __truediv__(self, other: Any) -> Intervals:
+        return self._apply(divided, self, other)
+
+    def __neg__(self) -> Intervals:
+        return Intervals([negated(x) for x in self.elements], self.rounding)
+
+    @staticmethod
+    def _scalar(x: Any) -> Interval:
+        return x.x if isinstance(x, Real) else point(float(x))
+
+
+def _not_negative(x: Interval) -> Interval:
+    low = x.low if x.low is None or x.low >= 0 else _ZERO
+    return Interval(low, x.high, x.nan, x.plus, False)
+
+
+class Envelope:
+    """The namespace (`refopt.typing.Namespace`) of interval arrays."""
+
+    def __init__(self, k: int = ROUNDINGS, *, flush: bool = False) -> None:
+        self.k, self.flush = k, flush
+
+    def array(self, values: list[float], dtype: str) -> Intervals:
+        """Exact values, flat, to be computed with in `dtype`."""
+        return Intervals(
+            [point(x) for x in values], _rounding(dtype, self.k, flush=self.flush)
+        )
+
+    def cast(self, x: Intervals, dtype: str, *, stored: str | None = None) -> Intervals:
+        """`x` for computing in `dtype`, after one rounding to the dtype `stored`, performed."""
+        elements = x.elements
+        if stored is not None:
+            rounding = _rounding(stored, self.k, flush=self.flush)
+            elements = [rounding.performed(e) for e in elements]
+        return Intervals(elements, _rounding(dtype, self.k, flush=self.flush))
+
+    def sqrt(self, x: Intervals) -> Intervals:
+        return Intervals([x.rounding(rooted(e)) for e in x.elements], x.rounding)
+
+    def zeros_like(self, x: Intervals) -> Intervals:
+        return Intervals([point(0.0)] * len(x.elements), x.rounding)
+
+    def lerp(self, start: Intervals, end: Intervals, weight: Any) -> Intervals:
+        """The range of (1 - w) start + w end, widened by the roundings of start + w (end - start).
+
+        What may be infinite or NaN follows the second form, as it is computed.
+        """
+        difference = end - start
+        naive = start + weight * difference
+        around, k = start.rounding, start.rounding.k
+        (w,) = start._meet(weight)[:1] or (point(0.0),)
+        rest = added(point(1.0), negated(w))
+        result = []
+        for a, b, d, n in zip(
+            start.elements, end.elements, difference.elements, naive.elements, strict=True
+        ):
+            if n.low is None or a.low is None or b.low is None or d.low is None:
+                result.append(n)
+                continue
+            exact = added(multiplied(rest, a), multiplied(w, b))
+            size = multiplied(w, d)
+            size_top = _most([abs(size.low), abs(size.high)])
+            extra = k * (2 * around.unit * size_top + 2 * around.eta)
+            tight = around(exact)
+            low, high = tight.low - extra, tight.high + extra
+            low = low if low > n.low else n.low
+            high = high if high < n.high else n.high
+            result.append(Interval(low, high, n.nan, n.plus, n.minus))
+        return Intervals(result, around)

@@ -1,0 +1,1 @@
+"""The oracle: recordings and vectors, their replay on any interpreter, and the verdict."""

@@ -1,0 +1,166 @@
+"""A case run on the envelope: open-loop from the start, or step by step from recorded states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from refopt.interp.envelope import ROUNDINGS, Envelope, Interval, Reals
+from refopt.oracle.golden import Case, Run, Values
+from refopt.typing import Profile
+
+Prediction = dict[str, list[list[Interval] | None]]  # quantity -> parameter -> elements
+ARRAYS = ("param", "m", "v")
+NUMBERS = ("product", "t")
+
+
+class Memory(NamedTuple):
+    """Everything that is carried from step to step, one entry a parameter."""
+
+    params: list[Any]
+    states: list[Any]
+    clocks: list[Any]
+
+
+class Replay:
+    """One case under one record of choices.
+
+    `axis` and `alternative`: one choice put in place of the profile's own.
+    """
+
+    def __init__(
+        self,
+        rule: ModuleType,
+        case: Case,
+        profile: Profile,
+        changed: dict[str, Any] | None = None,
+        *,
+        k: int = ROUNDINGS,
+        flush: bool = False,
+        only_clocks: bool = False,
+    ) -> None:
+        self.rule, self.case, self.profile = rule, case, profile
+        self.changed = changed or {}
+        self.xp, self.num = Envelope(k, flush=flush), Reals(k=k)
+        self.only_clocks = only_clocks
+
+    def start(self) -> Memory:
+        """Parameters as given, states and clocks before the first step."""
+        params = [
+            self.array([] if self.only_clocks else values, dtype)
+            for values, dtype in zip(self.case.params, self.case.dtypes, strict=True)
+        ]
+        choices = self.choices(self.hyper(1, {}))
+        pairs = [self.rule.init(p, choices, xp=self.xp, num=self.num) for p in params]
+        return Memory(params, [state for state, _ in pairs], [clock for _, clock in pairs])
+
+    def step(self, t: int, memory: Memory) -> Memory:
+        """Step `t` (from 1) of every group."""
+        params, states, clocks = (list(part) for part in memory)
+        given = self.case.gradients(t)
+        for members, overrides in self.case.groups:
+            hyper = self.hyper(t, overrides)
+            grads = [
+                None
+                if given[i] is None
+                else self.array([] if self.only_clocks else given[i], self.case.dtypes[i])
+                for i in members
+            ]
+            quantities, new_states, new_clocks = self.rule.update(
+                [params[i] for i in members],
+                grads,
+                [states[i] for i in members],
+                [clocks[i] for i in members],
+                hyper,
+                self.choices(hyper),
+                xp=self.xp,
+                num=self.num,
+            )
+            for i, q, state, clock in zip(members, quantities, new_states, new_clocks, strict=True):
+                clocks[i] = clock
+                if q is not None:
+                    params[i] = self.stored(q.param, i)
+                    states[i] = type(state)(*(self.stored(x, i) for x in state))
+        return Memory(params, states, clocks)
+
+    def open_loop(self) -> Iterator[tuple[int, Memory]]:
+        """(step, what is carried after it), from step 0."""
+        memory = self.start()
+        yield 0, memory
+        for t in range(1, self.case.steps + 1):
+            memory = self.step(t, memory)
+            yield t, memory
+
+    def forced(self, memory: Memory, recorded: dict[str, list[Values | None]], run: Run) -> Memory:
+        """What a run had recorded, as the memory for its next step.
+
+        Counters that were not recorded are taken from `memory`, which depends on no array.
+        """
+        params, states, clocks = [], [], []
+        fresh = self.start()
+        for i in range(len(self.case.params)):
+            values = {q: column[i] for q, column in recorded.items()}
+            params.append(self.array(values["param"] or [], self.case.dtypes[i]))
+            if values["m"] is None:
+                states.append(fresh.states[i])
+                clocks.append(fresh.clocks[i])
+                continue
+            moments = (self.array(values[q] or [], run.dtypes[q][i]) for q in ("m", "v"))
+            states.append(type(fresh.states[i])(*moments))
+            known = {
+                q: self.num.carrying((values[q] or [0.0])[0], run.dtypes[q][i])
+                for q in NUMBERS
+                if values.get(q) is not None and run.dtypes[q][i] in _FLOATING
+            }
+            clocks.append(memory.clocks[i]._replace(**known))
+        return Memory(params, states, clocks)
+
+    def predicted(self, memory: Memory) -> Prediction:
+        """The observable quantities of a memory."""
+        result: Prediction = {
+            "param": [p.elements for p in memory.params],
+            "m": [s.m.elements for s in memory.states],
+            "v": [s.v.elements for s in memory.states],
+        }
+        for q in NUMBERS:
+            result[q] = [[getattr(c, q).x] for c in memory.clocks]
+        return result
+
+    def array(self, values: Any, dtype: str) -> Any:
+        """An exact array, to be computed with in its own dtype, or in float32 (half: stored)."""
+        return self.xp.array(values, "float32" if self._widens(dtype) else dtype)
+
+    def stored(self, x: Any, i: int) -> Any:
+        """What parameter `i` keeps of an array: 16-bit storage rounds once (half: stored)."""
+        dtype = self.case.dtypes[i]
+        return self.xp.cast(x, "float32", stored=dtype) if self._widens(dtype) else x
+
+    def hyper(self, t: int, overrides: dict[str, Any]) -> Any:
+        """The hyperparameters of step `t` for a group."""
+        named = {**self.case.hyper, **overrides}
+        for start, change in self.case.changes.items():
+            if start <= t:
+                named.update(change)
+        values = {
+            name: self.num.carrying(*x) if isinstance(x, tuple) else x for name, x in named.items()
+        }
+        return self.profile.hyper._replace(**values)
+
+    def choices(self, hyper: Any) -> Any:
+        """The profile's choices for the case's options, with what is changed on purpose."""
+        options = self.case.options
+        decoupled = options.get("decoupled_weight_decay")
+        choices = self.rule.configured(
+            self.profile.choices,
+            decays=hyper.weight_decay != 0,
+            decoupled_=None if decoupled is None else bool(decoupled),
+            maximizes=bool(options.get("maximize")),
+        )
+        return choices._replace(**self.changed)
+
+    def _widens(self, dtype: str) -> bool:
+        return self.profile.half == "stored" and dtype in ("float16", "bfloat16")
+
+
+_FLOATING = ("float16", "bfloat16", "float32", "float64")
