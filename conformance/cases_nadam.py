@@ -256,6 +256,17 @@ def sharp() -> list[Case]:
             record=[1, 2, 3, 5, 6],
         ),
         *on(
+            "product-float32-30-steps",
+            "As product-float32 over 30 steps at beta1 0.99999, two parameters.",
+            "product-dtype coefficient-dtype",
+            F32,
+            sizes=(2, 1),
+            steps=30,
+            beta1=0.99999,
+            momentum_decay=1000.0,
+            epsilon=0.25,
+        ),
+        *on(
             "two-variables",
             "Two parameters: a product that advances once per variable differs from step 1.",
             "product-per-variable counter",

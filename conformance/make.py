@@ -14,6 +14,7 @@ Protocol of an adapter (JSON Lines; standard library and one framework; never im
 """
 
 import argparse
+import contextlib
 import dataclasses
 import importlib
 import json
@@ -119,8 +120,18 @@ def find_python(version: str) -> str:
 
 
 def call(command: list[str]) -> None:
-    if subprocess.run(command, stdout=sys.stderr).returncode:
-        raise Broken(f"failed: {' '.join(command)}")
+    with started(command):
+        if subprocess.run(command, stdout=sys.stderr).returncode:
+            raise Broken(f"failed: {' '.join(command)}")
+
+
+@contextlib.contextmanager
+def started(command: list[str]) -> Iterator[None]:
+    """A command that cannot be started is a broken environment."""
+    try:
+        yield
+    except OSError as error:
+        raise Broken(f"cannot start {command[0]}: {error.strerror}") from None
 
 
 def select(selector: str) -> list[dict[str, Any]]:
@@ -139,14 +150,16 @@ def answers(
     with tempfile.TemporaryFile("w+", encoding="utf-8") as stdin:
         stdin.writelines(json.dumps(case) + "\n" for case in cases)
         stdin.seek(0)
-        with subprocess.Popen(
-            command,
-            stdin=stdin,
-            stdout=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-            env=inherited | one_thread | variables,
-        ) as process:
+        with started(command):
+            process = subprocess.Popen(
+                command,
+                stdin=stdin,
+                stdout=subprocess.PIPE,
+                text=True,
+                encoding="utf-8",
+                env=inherited | one_thread | variables,
+            )
+        with process:
             assert process.stdout is not None
             for line in process.stdout:
                 try:

@@ -155,10 +155,21 @@ def test_torch_recordings_cover_dtypes_shapes_and_lengths():
     assert any(None in row for case in cases for row in case["grads"])
 
 
-def test_torch_refuses_a_run_only_in_cases_that_say_so():
-    cases = load(TORCH)["cases"]
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_run_is_refused_only_in_cases_that_say_so(path):
+    cases = load(path)["cases"]
     refused = {case["id"] for case in cases for run in case["runs"].values() if "error" in run}
     assert refused == {case["id"] for case in cases if "error" in case["tags"]}
+
+
+@pytest.mark.torch
+def test_torch_here_repeats_its_recordings_byte_for_byte(make, capsys):
+    cpu = load(TORCH)["provenance"]["cpu"]
+    status = make.main(["torch-2.13", "--check", "--python", sys.executable])
+    report = capsys.readouterr().out
+    if f"recorded on {cpu}" in report:
+        pytest.skip(f"recorded on {cpu}; MKL's root differs on this processor:\n{report}")
+    assert status == make.SAME, report
 
 
 def test_all_recordings_keep_the_budget():
@@ -293,3 +304,70 @@ def test_a_new_and_a_missing_case_are_reported(make):
         f"case {gone}: only in the stored file",
         f"case {fresh['cases'][0]['id']}: 'hyper' changed",
     ]
+
+
+# ------------------------------------------------------------------------- broken adapters
+
+HELLO = 'print(\'{"hello": {"cpu": "x", "profiles": ["p"]}}\')\n'
+ANSWER = "import json, sys\nfor line in sys.stdin:\n    id = json.loads(line)['id']\n"
+RIGHT = "    print(json.dumps({'id': id, 'runs': {'p': {'dtypes': {}, 'steps': {}}}}))\n"
+
+
+@pytest.fixture
+def recording(make, tmp_path, monkeypatch):
+    """Record with an adapter of the given source; the exit code, and what is stored after it."""
+
+    def record(source):
+        adapter, golden = tmp_path / "adapter.py", tmp_path / "nadam" / "golden.json"
+        adapter.write_text(source)
+        golden.parent.mkdir()
+        golden.write_text("as before")
+        row = make.Implementation(str(adapter), "torch-2_13", str(golden), "cases_nadam:torch")
+        monkeypatch.setattr(make, "IMPLEMENTATIONS", {"fake": row})
+        monkeypatch.syspath_prepend(str(CONFORMANCE))
+        return make.main(["fake", "--python", sys.executable]), golden.read_text()
+
+    return record
+
+
+def test_an_adapter_that_follows_the_protocol_is_recorded(recording, make):
+    status, stored = recording(HELLO + ANSWER + RIGHT)
+    assert status == make.SAME
+    document = json.loads(stored)
+    assert len(document["cases"]) == len(load(TORCH)["cases"])
+    assert document["cases"][0]["runs"] == {"p": {"dtypes": {}, "steps": {}}}
+
+
+def test_a_skipped_case_is_left_out_and_named(recording, make, capsys):
+    skip = "    print(json.dumps({'id': id, 'skipped': 'no such dtype'}))\n"
+    some = "    if 'f64' in id:\n    " + skip + "        continue\n" + RIGHT
+    status, stored = recording(HELLO + ANSWER + some)
+    assert status == make.SAME
+    assert not [case for case in json.loads(stored)["cases"] if "f64" in case["id"]]
+    assert "skipped nadam.torch.scalar.f64: no such dtype" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("source", "complaint"),
+    [
+        ("", "did not say hello first"),
+        (ANSWER + RIGHT, "did not say hello first"),
+        ("print('Loading...')\n" + HELLO + ANSWER + RIGHT, "not JSON: 'Loading...\\n'"),
+        (HELLO, "expected the answer to nadam.torch"),
+        (HELLO + ANSWER + "    id = 'other'\n" + RIGHT, "expected the answer to nadam.torch"),
+        (HELLO + ANSWER + RIGHT + "print('{}')\n", "a line after the last case"),
+        (HELLO + ANSWER + RIGHT + "sys.exit(7)\n", "exited with 7"),
+    ],
+)
+def test_a_broken_adapter_is_reported_and_changes_no_file(
+    recording, make, capsys, source, complaint
+):
+    assert recording(source) == (make.BROKEN, "as before")
+    assert complaint in capsys.readouterr().err
+
+
+def test_an_unknown_name_is_a_mistake_of_usage(make, capsys):
+    with pytest.raises(SystemExit) as stop:
+        make.main(["torch-1.0"])
+    assert stop.value.code == make.USAGE
+    assert "NAME must be one of torch-2.13, " in capsys.readouterr().err

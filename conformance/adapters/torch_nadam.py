@@ -174,6 +174,15 @@ def observe(params, optimizer, dtypes):
     return seen
 
 
+def vendor():
+    """The maker of the processor, by which MKL chooses its kernels; empty if unknown."""
+    try:
+        with open("/proc/cpuinfo") as lines:
+            return next((n.split(":")[1].strip() for n in lines if n.startswith("vendor_id")), "")
+    except OSError:
+        return ""
+
+
 def hello(profiles):
     config = torch.__config__.show()
     mkl = re.search(r"Math Kernel Library Version (\S+)", config)
@@ -185,7 +194,7 @@ def hello(profiles):
         "platform": " ".join(
             ["%s-%s" % (platform.system(), platform.machine()), "".join(platform.libc_ver())]
         ).strip(),
-        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "cpu": " ".join([torch.backends.cpu.get_cpu_capability(), vendor()]).strip(),
         "packages": packages,
         "patched": [PATCHED] if "torch-2.13-capturable" in profiles else [],
         "profiles": profiles,
