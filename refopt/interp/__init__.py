@@ -1,0 +1,1 @@
+"""Ways to run a rule. These modules know array libraries and number systems, never an optimizer."""

@@ -1,0 +1,339 @@
+"""Runs a rule on arrays: NumPy, CuPy, torch, JAX, dask, or any other of the array API.
+
+The rule sees real arrays of float32 or float64 and standard operations; complex and 16-bit
+storage, and what each library does in its own way, end here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from array_api_compat import (
+    array_namespace,
+    device,
+    is_array_api_obj,
+    is_array_api_strict_namespace,
+    is_cupy_array,
+    is_jax_array,
+    is_numpy_array,
+    is_torch_array,
+    is_writeable_array,
+)
+
+from refopt.interp.formats import COMPLEX
+from refopt.interp.rounded import HALF, Rounded, carried, lift, plain, rounding_to
+from refopt.typing import Number, Profile
+
+# -- namespace ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayNamespace:
+    """`refopt.typing.Namespace` over the array API namespace of one library."""
+
+    xp: Any
+
+    def sqrt(self, x: Any, /) -> Any:
+        """Square root, element-wise."""
+        return lift(self.xp.sqrt, x)
+
+    def zeros_like(self, x: Any, /) -> Any:
+        """Zeros of the shape, dtype, device and layout of `x`."""
+        return lift(self.xp.zeros_like, x)
+
+    def lerp(self, start: Any, end: Any, weight: Number, /) -> Any:
+        """start + weight * (end - start); in 16 bits one operation, rounded once."""
+        return lift(lambda a, b, w: a + w * (b - a), start, end, weight)
+
+
+def namespace_of(*arrays: Any) -> ArrayNamespace:
+    """The operations of the library that all arrays come from; None among them is passed over.
+
+    Raises TypeError where they come from several, or from none.
+    """
+    found = {array_namespace(x): type(x).__module__ for x in arrays if x is not None}
+    if len(found) != 1:
+        libraries = sorted(module.partition(".")[0] for module in found.values())
+        message = f"arrays must come from one library; got {', '.join(libraries) or 'no array'}"
+        raise TypeError(message)
+    return ArrayNamespace(next(iter(found)))
+
+
+def dtype_name(x: Any) -> str:
+    """The name of the dtype: 'float32', 'bfloat16', 'complex64' and so on."""
+    return str(x.dtype).rpartition(".")[2]
+
+
+# -- numbers --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Floats:
+    """Numbers of the host: Python floats, and numbers that carry a dtype."""
+
+    dtype: str = "float64"  # what `native` means
+
+    def __call__(self, x: Number, /) -> Number:
+        """`x`, unless it is a NumPy scalar: those are no Python numbers to other libraries."""
+        return x.item() if isinstance(x, np.generic) else x
+
+    def float32(self, x: Number, /) -> Number:
+        """`x` in float32."""
+        return _cast(x, "float32")
+
+    def float64(self, x: Number, /) -> Number:
+        """`x` as a Python float; waits for the device where `x` is an array."""
+        return float(x)
+
+    def native(self, x: Number, /) -> Number:
+        """`x` in the dtype of the parameter."""
+        return _cast(x, self.dtype)
+
+    def of(self, param: Any, /) -> Floats:
+        """The numbers for a parameter."""
+        name = dtype_name(param)
+        return Floats(COMPLEX.get(name, name))
+
+    def started(self, x: Number, /) -> Number:
+        """`x`, the first value of a clock."""
+        return x
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Numbers that live beside the parameter: float32 arrays of shape (), never read by the host.
+
+    Hyperparameters stay on the host; what is computed from the step count is on the device.
+    """
+
+    param: Any = None
+
+    def __call__(self, x: Number, /) -> Number:
+        """`x` itself."""
+        return x
+
+    def float32(self, x: Number, /) -> Number:
+        """`x` in float32."""
+        return _cast(x, "float32")
+
+    def float64(self, x: Number, /) -> Number:
+        """`x` itself on the device, which keeps no wider numbers; else a Python float."""
+        return x if _is_array(x) else float(x)
+
+    def native(self, x: Number, /) -> Number:
+        """`x` in the dtype of the parameter."""
+        return _cast(x, Floats().of(self.param).dtype)
+
+    def of(self, param: Any, /) -> Device:
+        """The numbers for a parameter, on its device."""
+        return Device(param)
+
+    def started(self, x: Number, /) -> Number:
+        """`x`, the first value of a clock, on the device of the parameter."""
+        array = plain(self.param)
+        xp = array_namespace(array)
+        # The device of a sharded JAX array is its sharding, which no shape () can have.
+        place = None if is_jax_array(array) else device(array)
+        return xp.full((), float(x), dtype=xp.float32, device=place)
+
+
+def _is_array(x: Any) -> bool:
+    return isinstance(x, Rounded) or is_array_api_obj(x)
+
+
+def _cast(x: Number, dtype: str) -> Number:
+    if not _is_array(x):
+        return carried(dtype)(x)
+    if isinstance(x, Rounded):
+        return Rounded(_cast(x.array, dtype), dtype, x.rounding)
+    xp = array_namespace(x)
+    return xp.astype(x, getattr(xp, dtype))
+
+
+# -- conversions ----------------------------------------------------------------------------------
+
+
+def as_real(x: Any) -> Any:
+    """A complex array as pairs (real, imaginary) on a new last axis."""
+    xp = array_namespace(x)
+    return xp.stack([xp.real(x), xp.imag(x)], axis=-1)
+
+
+def as_complex(x: Any) -> Any:
+    """Pairs on the last axis as a complex array.
+
+    By the library's own function, because re + 1j * im has a NaN where `im` is infinite.
+    """
+    xp = array_namespace(x)
+    re, im = x[..., 0], x[..., 1]
+    if is_torch_array(x):
+        return xp.complex(re, im)
+    if is_jax_array(x):
+        from jax import lax
+
+        return lax.complex(re, im)
+    dtype = {"float32": xp.complex64, "float64": xp.complex128}[dtype_name(x)]
+    if is_numpy_array(x) or is_cupy_array(x):
+        result = xp.empty_like(re, dtype=dtype)
+        result.real, result.imag = re, im
+        return result
+    return xp.astype(re, dtype) + 1j * xp.astype(im, dtype)
+
+
+class Passage(NamedTuple):
+    """The way of a parameter, its gradient and state into the rule, and of results out of it."""
+
+    enter: Callable[[Any], Any]
+    leave: Callable[[Any, bool], Any]  # (array, whether it is stored)
+
+
+def passage(param: Any, half: str) -> Passage:
+    """Complex as pairs of reals; 16-bit as `half` says (`refopt.typing.Profile`)."""
+    xp, dtype, name = array_namespace(param), param.dtype, dtype_name(param)
+
+    def enter(x: Any) -> Any:
+        if name in COMPLEX:
+            x = as_real(x)
+        if name in HALF:
+            x = xp.astype(x, xp.float32)
+            return Rounded(x, name, rounding_to(dtype)) if half == "each" else x
+        # array-api-strict refuses any scalar that is not exactly a Python float, so here too
+        # the array is wrapped; nothing is rounded.
+        if is_array_api_strict_namespace(xp):
+            return Rounded(x, COMPLEX.get(name, name), lambda y: y)
+        return x
+
+    def leave(x: Any, stored: bool) -> Any:
+        x = _own(plain(x))
+        if name in COMPLEX:
+            return as_complex(x)
+        return xp.astype(x, dtype) if name in HALF and (stored or half == "each") else x
+
+    return Passage(enter, leave)
+
+
+def _own(x: Any) -> Any:
+    """`x`; where NumPy made a scalar of an array of shape (), the array."""
+    return np.asarray(x) if isinstance(x, np.generic) else x
+
+
+def _strides(x: Any) -> Any:
+    return x.stride() if is_torch_array(x) else getattr(x, "strides", None)
+
+
+def _laid_out_like(x: Any, pattern: Any) -> Any:
+    if _strides(x) == _strides(pattern):
+        return x
+    return write(array_namespace(x).empty_like(pattern), x)
+
+
+# -- running --------------------------------------------------------------------------------------
+
+
+def init(rule: Any, profile: Profile, param: Any, num: Any = None) -> tuple[Any, Any]:
+    """State and clock before the first step; the state has the dtype and place of `param`."""
+    num = Floats() if num is None else num
+    enter, leave = passage(param, profile.half)
+    inside = enter(param)
+    state, clock = rule.init(inside, profile.choices, xp=namespace_of(param), num=num)
+    num = num.of(inside)
+    return (
+        type(state)(*(_laid_out_like(leave(x, True), param) for x in state)),
+        type(clock)(*(num.started(x) for x in clock)),
+    )
+
+
+def run(
+    rule: Any,
+    profile: Profile,
+    params: Sequence[Any],
+    grads: Sequence[Any],
+    states: Sequence[Any],
+    clocks: Sequence[Any],
+    hyper: Any,
+    num: Any = None,
+) -> tuple[list[Any], list[Any], list[Any]]:
+    """One step of a group: the rule's `update` on arrays of any library and dtype.
+
+    Arguments
+    ---------
+    rule: a module of `refopt.rules`.
+    profile: choices, and how 16-bit arrays are rounded.
+    params, grads: arrays of one library; a gradient of None skips its parameter.
+    states, clocks: from `init` or an earlier step.
+    hyper: the rule's Hyper; numbers.
+    num: number system of the scalars, `Floats()` (default) or `Device()`.
+
+    Returns
+    -------
+    (quantities, states, clocks), one of each for each parameter; quantities are None where the
+    parameter was skipped. Stored quantities and states have the dtype of the parameter. No
+    argument is written.
+    """
+    xp = namespace_of(*params, *grads)
+    ways = [passage(param, profile.half) for param in params]
+    strict = is_array_api_strict_namespace(xp.xp)
+
+    def wrapped(x: Number) -> Number:  # see `passage`
+        return Rounded(x, "float32", lambda y: y) if strict and is_array_api_obj(x) else x
+
+    with np.errstate(all="ignore"):
+        quantities, after, ticked = rule.update(
+            [way.enter(x) for way, x in zip(ways, params, strict=True)],
+            [None if x is None else way.enter(x) for way, x in zip(ways, grads, strict=True)],
+            [
+                state if grad is None else type(state)(*map(way.enter, state))
+                for way, grad, state in zip(ways, grads, states, strict=True)
+            ],
+            [type(clock)(*map(wrapped, clock)) for clock in clocks],
+            hyper,
+            profile.choices,
+            xp=xp,
+            num=Floats() if num is None else num,
+        )
+        for i, way in enumerate(ways):
+            if grads[i] is None:
+                after[i] = states[i]
+                continue
+            stored = {*states[i]._fields, "param"}
+            fields = quantities[i]._asdict().items()
+            quantities[i] = type(quantities[i])(*(way.leave(x, k in stored) for k, x in fields))
+            after[i] = type(states[i])(
+                *(
+                    _laid_out_like(way.leave(x, True), old)
+                    for x, old in zip(after[i], states[i], strict=True)
+                )
+            )
+    return quantities, after, [type(clock)(*(_own(_bare(x)) for x in clock)) for clock in ticked]
+
+
+def _bare(x: Any) -> Any:
+    return x.array if isinstance(x, Rounded) else x
+
+
+def write(target: Any, value: Any) -> Any:
+    """`value` in the place of `target`: written into it, layout kept, where the library allows.
+
+    Returns `target`, or `value` where `target` cannot be written (JAX, read-only arrays).
+    """
+    if not is_writeable_array(target):
+        return value
+    with recording(False, target):
+        target[...] = value
+    return target
+
+
+@contextmanager
+def recording(enabled: bool, *arrays: Any) -> Iterator[None]:
+    """Whether torch records operations for its gradients; nothing for other libraries."""
+    if not any(is_torch_array(x) for x in arrays):
+        yield
+        return
+    import torch
+
+    with torch.set_grad_enabled(enabled):
+        yield
