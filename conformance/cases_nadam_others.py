@@ -118,7 +118,7 @@ def changed_lr(**rest: Any) -> list[Case]:
         "lr-dtype momentum",
         sizes=(4, 2),
         changes={"4": {"lr": "0.2"}, "8": {"lr": "0.0125"}},
-        **SHARP | {"record": [1, 3, 4, 7, 8, 12]} | rest,
+        **SHARP | {"record": [1, 3, 4, 7, 8, 11, 12]} | rest,
     )
 
 

@@ -108,14 +108,16 @@ def record(observed, params, dtypes):
     return seen
 
 
-def instructions():
-    """The widest vector instructions of this processor: what decides a library's kernels."""
+def processor():
+    """The widest vector instructions and the maker: what decides a library's kernels."""
     try:
         with open("/proc/cpuinfo") as file:
-            flags = file.read().split()
+            text = file.read()
     except OSError:
         return platform.processor() or platform.machine()
-    return next((n for n in ("avx512f", "avx2", "avx") if n in flags), platform.machine()).upper()
+    widest = next((n for n in ("avx512", "avx2", "avx") if n in text), platform.machine())
+    makers = [line.split(":")[1] for line in text.splitlines() if line.startswith("vendor_id")]
+    return "".join([widest.upper()] + makers[:1])
 
 
 def serve(framework, version, packages, profiles, optimizer, patched=()):
@@ -126,7 +128,7 @@ def serve(framework, version, packages, profiles, optimizer, patched=()):
         "version": version,
         "python": platform.python_version(),
         "platform": system.strip(),
-        "cpu": instructions(),
+        "cpu": processor(),
         "packages": dict({"numpy": np.__version__}, **packages),
         "patched": list(patched),
         "profiles": profiles,

@@ -2,7 +2,7 @@
 
 import mindspore
 from _adapter import Inexpressible, only, refuse, serve
-from mindspore import Parameter, Tensor
+from mindspore import Parameter, Tensor, ops
 from mindspore.experimental.optim import NAdam
 
 
@@ -21,7 +21,7 @@ class Nadam:
 
     def change(self, hyper):
         only(hyper, ["lr"])
-        self.optimizer.lrs[0].set_data(Tensor(hyper["lr"], mindspore.float32))
+        ops.assign(self.optimizer.lrs[0], Tensor(hyper["lr"], mindspore.float32))
 
     def step(self, grads):
         if any(g is None for g in grads):
