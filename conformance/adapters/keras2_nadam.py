@@ -1,6 +1,8 @@
 """Run tf.keras.optimizers.Nadam of TensorFlow 2.15 on recorded cases (protocol: _adapter.py).
 
-Twice: eagerly, and with apply_gradients inside one tf.function, as `fit` does by default.
+Twice: eagerly, and with apply_gradients inside one tf.function on an optimizer that was built
+before, so that the graph is traced once. (`fit` builds inside the graph and traces it twice: the
+k-th of n variables then leaves the product alone at step n + k instead of k.)
 """
 
 import importlib.metadata
