@@ -28,6 +28,9 @@ class Namespace(Protocol):
     def sqrt(self, x: Array, /) -> Array:
         """Square root, element-wise."""
 
+    def float32(self, x: Array, /) -> Array:
+        """`x` rounded to float32, in the dtype it has."""
+
     def zeros_like(self, x: Array, /) -> Array:
         """Zeros of the shape, dtype, device and layout of `x`."""
 

@@ -74,6 +74,10 @@ class _Namespace:
     def sqrt(self, x: Any) -> Any:
         return np.array([e.sqrt() for e in x.ravel()], dtype=object).reshape(x.shape)
 
+    def float32(self, x: Any) -> Any:
+        f = FORMATS["float32"]
+        return np.array([rounded(e, f) for e in x.ravel()], dtype=object).reshape(x.shape)
+
     def zeros_like(self, x: Any) -> Any:
         return array(np.zeros(x.shape).ravel().tolist()).reshape(x.shape)
 

@@ -100,7 +100,8 @@ def added(a: Interval, b: Interval) -> Interval:
         high,
         a.nan or b.nan or (a.plus and b.minus) or (a.minus and b.plus),
         (a.plus and (b.low is not None or b.plus)) or (b.plus and (a.low is not None or a.plus)),
-        (a.minus and (b.low is not None or b.minus)) or (b.minus and (a.low is not None or a.minus)),
+        (a.minus and (b.low is not None or b.minus))
+        or (b.minus and (a.low is not None or a.minus)),
     )
 
 
@@ -249,7 +250,10 @@ class Rounding:
         """`x` rounded to nearest once, as stated: on both ends, since rounding keeps order."""
         if x.low is None:
             return x
-        low, high = end_rounded(x.low.lower(), self.format), end_rounded(x.high.upper(), self.format)
+        low, high = (
+            end_rounded(x.low.lower(), self.format),
+            end_rounded(x.high.upper(), self.format),
+        )
         plus, minus = x.plus or not high.is_finite(), x.minus or not low.is_finite()
         if not low.is_finite() and low > 0:
             return Interval(None, None, x.nan, True, minus and x.minus)
@@ -331,6 +335,13 @@ class Real:
 
     def __neg__(self) -> Real:
         return Real(negated(self.x), self.dtype, self.numbers)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, int | float):
+            return NotImplemented
+        return self.x.low is self.x.high and bool(self.x.low == other)
+
+    __hash__ = None  # type: ignore[assignment]  # compared by value, never a key
 
     def __lt__(self, other: float) -> bool:
         if self.x.special or not (self.x.high < other or self.x.low >= other):
@@ -472,9 +483,7 @@ class Envelope:
 
     def array(self, values: list[float], dtype: str) -> Intervals:
         """Exact values, flat, to be computed with in `dtype`."""
-        return Intervals(
-            [point(x) for x in values], _rounding(dtype, self.k, flush=self.flush)
-        )
+        return Intervals([point(x) for x in values], _rounding(dtype, self.k, flush=self.flush))
 
     def cast(self, x: Intervals, dtype: str, *, stored: str | None = None) -> Intervals:
         """`x` for computing in `dtype`, after one rounding to the dtype `stored`, performed."""
@@ -486,6 +495,12 @@ class Envelope:
 
     def sqrt(self, x: Intervals) -> Intervals:
         return Intervals([x.rounding(rooted(e)) for e in x.elements], x.rounding)
+
+    def float32(self, x: Intervals) -> Intervals:
+        if x.rounding.format.precision <= FORMATS["float32"].precision:
+            return x
+        performed = _rounding("float32", self.k, flush=self.flush).performed
+        return Intervals([performed(e) for e in x.elements], x.rounding)
 
     def zeros_like(self, x: Intervals) -> Intervals:
         return Intervals([point(0.0)] * len(x.elements), x.rounding)

@@ -104,7 +104,7 @@ class Replay:
             params.append(self.array(values["param"] or [], self.case.dtypes[i]))
             if values["m"] is None:
                 states.append(fresh.states[i])
-                clocks.append(fresh.clocks[i])
+                clocks.append(memory.clocks[i])
                 continue
             moments = (self.array(values[q] or [], run.dtypes[q][i]) for q in ("m", "v"))
             states.append(type(fresh.states[i])(*moments))

@@ -106,9 +106,7 @@ def judge(
         )
 
 
-def alternatives(
-    rule: ModuleType, case: Case, profile: Profile
-) -> Iterator[tuple[str, str, Any]]:
+def alternatives(rule: ModuleType, case: Case, profile: Profile) -> Iterator[tuple[str, str, Any]]:
     """(axis, name, choice) of every single change that is another rule over the reals."""
     replay = Replay(rule, case, profile)
     own = [

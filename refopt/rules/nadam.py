@@ -21,6 +21,7 @@ class Hyper(NamedTuple):
     epsilon: Number = 1e-8  # ε, added to the denominator
     weight_decay: Number = 0.0  # λ
     momentum_decay: Number = 4e-3  # ψ, decay of the momentum schedule
+    base: Number = 0.96  # of the schedule: a constant of the algorithm, not the user's
 
 
 class Clock(NamedTuple):
@@ -46,6 +47,7 @@ class Scalars(NamedTuple):
     correction: Number  # 1 - β₂ᵗ
     root: Number  # its square root
     lr: Number  # γ as it enters the step
+    rate: Number  # γ where the coefficients of m̂ carry it, else 1
     decay: Number  # γ λ
 
 
@@ -151,6 +153,10 @@ def no_momentum_decay(h: Hyper) -> Hyper:  # NAD-1.8d
     return h._replace(momentum_decay=0.0)
 
 
+def base_95(h: Hyper) -> Hyper:  # NAD-1.8g
+    return h._replace(base=0.95)
+
+
 def swapped_beta1(h: Hyper) -> Hyper:  # NAD-1.8e
     return h._replace(beta1=1 - h.beta1)
 
@@ -164,24 +170,24 @@ def stored_as_given(h: Hyper, num: Numbers) -> Hyper:  # NAD-1.9a
     return h
 
 
+def stored_in_float32(h: Hyper, num: Numbers, *names: str) -> Hyper:
+    return h._replace(**{name: num.float64(num.float32(getattr(h, name))) for name in names})
+
+
 def stored_lr(h: Hyper, num: Numbers) -> Hyper:  # NAD-1.9b
-    return h._replace(lr=num.float64(num.float32(h.lr)))
+    return stored_in_float32(h, num, "lr")
 
 
-def stored_lr_betas(h: Hyper, num: Numbers) -> Hyper:  # NAD-1.9c
-    lr, beta1, beta2 = (num.float64(num.float32(x)) for x in h[:3])
-    return h._replace(lr=lr, beta1=beta1, beta2=beta2)
+def stored_variables(h: Hyper, num: Numbers) -> Hyper:  # NAD-1.9c: what legacy Keras casts
+    return stored_in_float32(h, num, "lr", "beta1", "beta2", "base")
 
 
-def stored_attributes(h: Hyper, num: Numbers) -> Hyper:  # NAD-1.9d
-    beta1, beta2, epsilon = (num.float64(num.float32(x)) for x in h[1:4])
-    psi = num.float64(num.float32(h.momentum_decay))
-    return h._replace(beta1=beta1, beta2=beta2, epsilon=epsilon, momentum_decay=psi)
+def stored_casts(h: Hyper, num: Numbers) -> Hyper:  # NAD-1.9d: what Keras 2 casts
+    return stored_in_float32(h, num, "lr", "beta1", "beta2", "base", "weight_decay")
 
 
-def stored_lr_decay(h: Hyper, num: Numbers) -> Hyper:  # NAD-1.9e
-    decay = num.float64(num.float32(h.weight_decay))
-    return stored_lr(h, num)._replace(weight_decay=decay)
+def stored_attributes(h: Hyper, num: Numbers) -> Hyper:  # NAD-1.9e: Paddle's C++ attributes
+    return stored_in_float32(h, num, "beta1", "beta2", "epsilon", "momentum_decay")
 
 
 # -- steps (NAD-5.4): the dtype of the step count; what is computed from it has that dtype ---------
@@ -212,7 +218,7 @@ def from_two(t: Number) -> Number:  # NAD-5.2c: off by one, late
 
 # -- schedule (NAD-5.3): μ at step t; `power` is 0.96ᵗ kept as a running product ------------------
 def decaying(t: Number, power: Number, h: Hyper) -> Number:  # NAD-5.3a
-    return h.beta1 * (1 - 0.5 * 0.96 ** (t * h.momentum_decay))
+    return h.beta1 * (1 - 0.5 * h.base ** (t * h.momentum_decay))
 
 
 def decaying_running(t: Number, power: Number, h: Hyper) -> Number:  # NAD-5.3b
@@ -220,15 +226,11 @@ def decaying_running(t: Number, power: Number, h: Hyper) -> Number:  # NAD-5.3b
 
 
 def unscaled(t: Number, power: Number, h: Hyper) -> Number:  # NAD-5.3c
-    return h.beta1 * (1 - 0.5 * 0.96**t)
+    return h.beta1 * (1 - 0.5 * h.base**t)
 
 
 def constant(t: Number, power: Number, h: Hyper) -> Number:  # NAD-5.3d
     return h.beta1
-
-
-def base_95(t: Number, power: Number, h: Hyper) -> Number:  # NAD-5.3e
-    return h.beta1 * (1 - 0.5 * 0.95 ** (t * h.momentum_decay))
 
 
 # -- start and product (NAD-6): Π μᵢ --------------------------------------------------------------
@@ -287,6 +289,15 @@ def rate_double(lr: Number, num: Numbers) -> Number:  # NAD-6.5b
     return num.float64(lr)
 
 
+# -- reading (NAD-2.3): what an array that is stored between operations gives when read -----------
+def as_stored(x: Array, xp: Namespace) -> Array:  # NAD-2.3a
+    return x
+
+
+def read_in_float32(x: Array, xp: Namespace) -> Array:  # NAD-2.3b: MindSpore, float64 too
+    return xp.float32(x)
+
+
 # -- first and second moment (NAD-7, NAD-8) -------------------------------------------------------
 def weighted(m: Array, g: Array, h: Hyper, xp: Namespace) -> Array:  # NAD-7.1a
     return h.beta1 * m + (1 - h.beta1) * g
@@ -330,7 +341,7 @@ def previous(
 
 def adam(m: Array, old: Array, g: Array, h: Hyper, s: Scalars) -> tuple[Array, Array]:  # NAD-9.1c
     rest = 1 - h.beta1**s.t
-    return (h.beta1 / rest) * old, ((1 - h.beta1) / rest) * g
+    return (s.rate * h.beta1 / rest) * old, (s.rate * (1 - h.beta1) / rest) * g
 
 
 def scaled_gradient(  # NAD-9.1d: torch ≤ 2.0 with differentiable=True
@@ -383,15 +394,36 @@ def before_correction(  # NAD-11.2c
     return (xp.sqrt(v) + h.epsilon) / s.root
 
 
-# -- move (NAD-11.3): from the two addends to the parameter ---------------------------------------
-def together(
-    p: Array, a: Array, b: Array, m_hat: Array, d: Array, s: Scalars
-) -> Array:  # NAD-11.3a
+# -- move (NAD-11.3): where γ enters, and how the two addends reach the parameter -----------------
+class Move(NamedTuple):
+    """γ multiplies m̂, or is folded into the coefficients of its two addends."""
+
+    rate: Callable[[Number], Number]
+    apply: Callable[..., Array]
+
+
+def outer(lr: Number) -> Number:
+    return 1.0
+
+
+def folded(lr: Number) -> Number:
+    return lr
+
+
+def at_once(
+    p: Array, a: Array, b: Array, m_hat: Array, d: Array, s: Scalars, c: Choices, xp: Namespace
+) -> Array:
     return p - (s.lr * m_hat) / d
 
 
-def apart(p: Array, a: Array, b: Array, m_hat: Array, d: Array, s: Scalars) -> Array:  # NAD-11.3b
-    return (p - (s.lr * b) / d) - (s.lr * a) / d
+def in_turn(
+    p: Array, a: Array, b: Array, m_hat: Array, d: Array, s: Scalars, c: Choices, xp: Namespace
+) -> Array:
+    return c.reading(p - b / d, xp) - a / d
+
+
+together = Move(outer, at_once)  # NAD-11.3a
+apart = Move(folded, in_turn)  # NAD-11.3b
 
 
 # -- counter (NAD-12): whose clock advances -------------------------------------------------------
@@ -459,13 +491,14 @@ class Choices(NamedTuple):
     divisors: Callable[[Number, Number, Number], tuple[Number, Number]] = running
     coefficient: Callable[[Number, Numbers], Number] = coefficient_double
     rate: Callable[[Number, Numbers], Number] = rate_kept
+    reading: Callable[[Array, Namespace], Array] = as_stored
     first: Callable[..., Array] = weighted
     second: Callable[..., Array] = weighted_square
     momentum: Callable[..., tuple[Array, Array]] = current
     correction: Callable[[Number, Number, Hyper], Number] = closed
     root: Callable[..., Array] = root_of_quotient
     epsilon: Callable[..., Array] = outside
-    move: Callable[..., Array] = together
+    move: Move = together
     counter: Callable[..., Ticked] = per_parameter
 
 
@@ -475,6 +508,7 @@ AXES: dict[str, dict[str, Any]] = {
         "keras-epsilon": keras_epsilon,
         "no-epsilon": no_epsilon,
         "no-momentum-decay": no_momentum_decay,
+        "base-0.95": base_95,
         "swapped-beta1": swapped_beta1,
         "swapped-beta2": swapped_beta2,
     },
@@ -490,9 +524,9 @@ AXES: dict[str, dict[str, Any]] = {
     "storage": {
         "as-given": stored_as_given,
         "float32-lr": stored_lr,
-        "float32-lr-betas": stored_lr_betas,
+        "float32-variables": stored_variables,
+        "float32-casts": stored_casts,
         "float32-attributes": stored_attributes,
-        "float32-lr-decay": stored_lr_decay,
     },
     "scalars": {"double": in_double, "float32": in_float32, "native": in_native},
     "steps": {"double": count_double, "float32": count_float32, "native": count_native},
@@ -502,7 +536,6 @@ AXES: dict[str, dict[str, Any]] = {
         "decaying-running": decaying_running,
         "unscaled": unscaled,
         "constant": constant,
-        "base-0.95": base_95,
     },
     "start": {"one": one, "zero": zero},
     "product": {
@@ -514,6 +547,7 @@ AXES: dict[str, dict[str, Any]] = {
     "divisors": {"running": running, "extra-mu": extra_mu, "same": same},
     "coefficient": {"double": coefficient_double, "kept": coefficient_kept},
     "rate": {"kept": rate_kept, "double": rate_double},
+    "reading": {"as-stored": as_stored, "float32": read_in_float32},
     "first": {"weighted": weighted, "increment": increment, "lerp": lerp},
     "second": {
         "weighted": weighted_square,
@@ -552,9 +586,9 @@ SAME_EXACTLY: dict[str, tuple[frozenset[str], ...]] = {
             {
                 "as-given",
                 "float32-lr",
-                "float32-lr-betas",
+                "float32-variables",
+                "float32-casts",
                 "float32-attributes",
-                "float32-lr-decay",
             }
         ),
     ),
@@ -564,6 +598,7 @@ SAME_EXACTLY: dict[str, tuple[frozenset[str], ...]] = {
     "product": (frozenset({"exact", "float32", "native", "kept"}),),
     "coefficient": (frozenset({"double", "kept"}),),
     "rate": (frozenset({"kept", "double"}),),
+    "reading": (frozenset({"as-stored", "float32"}),),
     "first": (frozenset({"weighted", "increment", "lerp"}),),
     "second": (frozenset({"weighted", "increment", "square-of-scaled"}),),
     "correction": (frozenset({"closed", "running"}),),
@@ -594,12 +629,13 @@ def tick(
     h = settle(hyper, c, num=num)  # NAD-1.8, NAD-1.9, NAD-5.1
     done = c.steps(c.scalars(clock.t + 1, num), num)  # NAD-5.4, NAD-12.1
     t = c.origin(done)  # NAD-5.2
-    base_power, beta2_power = clock.base_power * c.scalars(0.96, num), clock.beta2_power * h.beta2
+    base_power, beta2_power = clock.base_power * h.base, clock.beta2_power * h.beta2
     mu = c.schedule(t, base_power, h)  # NAD-5.3
-    mu_next = c.schedule(t + 1, base_power * 0.96, h)  # NAD-5.3
+    mu_next = c.schedule(t + 1, base_power * h.base, h)  # NAD-5.3
     product = clock.product if held else c.product(clock.product, mu, num)  # NAD-6.2
     rest, rest_next = c.divisors(c.coefficient(product, num), mu, mu_next)  # NAD-6.3, NAD-6.4
     lr = c.rate(h.lr, num)  # NAD-6.5
+    rate = c.move.rate(lr)  # NAD-11.3
     correction = c.correction(t, beta2_power, h)  # NAD-10.1
     scalars = Scalars(
         t=t,
@@ -608,11 +644,12 @@ def tick(
         product=product,
         rest=rest,
         rest_next=rest_next,
-        here=(1 - mu) / rest,  # NAD-9.2
-        ahead=mu_next / rest_next,  # NAD-9.2
+        here=rate * (1 - mu) / rest,  # NAD-9.2
+        ahead=rate * mu_next / rest_next,  # NAD-9.2
         correction=correction,
         root=correction**0.5,
         lr=lr,
+        rate=rate,
         decay=h.lr * h.weight_decay,
     )
     return scalars, Clock(done, product, base_power, beta2_power)
@@ -622,15 +659,17 @@ def step(
     param: Array, grad: Array, state: State, s: Scalars, h: Hyper, c: Choices, *, xp: Namespace
 ) -> tuple[Quantities, State]:
     """One parameter, one step."""
-    p, g = c.decay.before(param, c.objective(grad), h, s)  # NAD-3, NAD-4
-    m = c.first(state.m, g, h, xp)  # NAD-7
-    v = c.second(state.v, g, h, xp)  # NAD-8
-    a, b = c.momentum(m, state.m, g, h, s)  # NAD-9
+    old = State(c.reading(state.m, xp), c.reading(state.v, xp))  # NAD-2.3
+    p, g = c.decay.before(c.reading(param, xp), c.objective(grad), h, s)  # NAD-3, NAD-4
+    m = c.first(old.m, g, h, xp)  # NAD-7
+    v = c.second(old.v, g, h, xp)  # NAD-8
+    a, b = c.momentum(c.reading(m, xp), old.m, g, h, s)  # NAD-9
     m_hat = a + b  # NAD-9
-    v_hat = v / s.correction  # NAD-10
-    denominator = c.epsilon(v, v_hat, h, s, c, xp)  # NAD-11.2
-    theta = c.decay.after(c.move(p, a, b, m_hat, denominator, s), h, s)  # NAD-11.3
-    return Quantities(g, m, v, m_hat, v_hat, denominator, theta), State(m, v)
+    v_read = c.reading(v, xp)  # NAD-2.3
+    v_hat = v_read / s.correction  # NAD-10
+    d = c.epsilon(v_read, v_hat, h, s, c, xp)  # NAD-11.2
+    theta = c.decay.after(c.move.apply(p, a, b, m_hat, d, s, c, xp), h, s)  # NAD-11.3
+    return Quantities(g, m, v, m_hat, v_hat, d, theta), State(m, v)
 
 
 def update(
@@ -725,7 +764,7 @@ PROFILES: dict[str, Profile] = {
         Profile(
             "keras-legacy-2.9",
             _keras._replace(
-                storage=stored_lr_betas,
+                storage=stored_variables,
                 schedule=decaying,
                 first=weighted,
                 second=weighted_square,
@@ -735,11 +774,15 @@ PROFILES: dict[str, Profile] = {
             "TensorFlow 2.9.3, tf.keras.optimizers.Nadam",
         ),
         Profile(
-            "keras-2.15", _keras, _keras_hyper, "each", "TensorFlow 2.15.1, optimizers.Nadam, eager"
+            "keras-2.15",
+            _keras._replace(storage=stored_casts),
+            _keras_hyper,
+            "each",
+            "TensorFlow 2.15.1, optimizers.Nadam, eager",
         ),
         Profile(
             "keras-2.15-graph",
-            _keras._replace(counter=traced_variable),
+            _keras._replace(storage=stored_casts, counter=traced_variable),
             _keras_hyper,
             "each",
             "TensorFlow 2.15.1, optimizers.Nadam, inside tf.function",
@@ -793,8 +836,9 @@ PROFILES: dict[str, Profile] = {
             "mindspore-2.10",
             Choices(
                 decay=coupled,
-                storage=stored_lr_decay,
+                scalars=in_float32,
                 steps=count_float32,
+                reading=read_in_float32,
                 product=float32_product,
                 coefficient=coefficient_kept,
                 move=apart,
