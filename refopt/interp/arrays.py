@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,6 +40,10 @@ class ArrayNamespace:
     def sqrt(self, x: Any, /) -> Any:
         """Square root, element-wise."""
         return lift(self.xp.sqrt, x)
+
+    def float32(self, x: Any, /) -> Any:
+        """`x` rounded to float32, in the dtype it has."""
+        return lift(rounding_to(self.xp.float32), x)
 
     def zeros_like(self, x: Any, /) -> Any:
         """Zeros of the shape, dtype, device and layout of `x`."""
@@ -125,8 +129,11 @@ class Device:
         return x if _is_array(x) else float(x)
 
     def native(self, x: Number, /) -> Number:
-        """`x` in the dtype of the parameter."""
-        return _cast(x, Floats().of(self.param).dtype)
+        """`x` in the dtype of the parameter; 16 bits are kept in float32 here too."""
+        name, like = Floats().of(self.param).dtype, self.param
+        if name not in HALF or not _is_array(x):
+            return _cast(x, name)
+        return replace(like, array=like.rounding(_cast(plain(x), "float32")))
 
     def of(self, param: Any, /) -> Device:
         """The numbers for a parameter, on its device."""
@@ -141,6 +148,10 @@ class Device:
         return xp.full((), float(x), dtype=xp.float32, device=place)
 
 
+def _kept(x: Any) -> Any:
+    return x
+
+
 def _is_array(x: Any) -> bool:
     return isinstance(x, Rounded) or is_array_api_obj(x)
 
@@ -149,7 +160,7 @@ def _cast(x: Number, dtype: str) -> Number:
     if not _is_array(x):
         return carried(dtype)(x)
     if isinstance(x, Rounded):
-        return Rounded(_cast(x.array, dtype), dtype, x.rounding)
+        return Rounded(_cast(x.array, dtype), dtype, x.rounding if x.dtype not in HALF else _kept)
     xp = array_namespace(x)
     return xp.astype(x, getattr(xp, dtype))
 
@@ -204,7 +215,7 @@ def passage(param: Any, half: str) -> Passage:
         # array-api-strict refuses any scalar that is not exactly a Python float, so here too
         # the array is wrapped; nothing is rounded.
         if is_array_api_strict_namespace(xp):
-            return Rounded(x, COMPLEX.get(name, name), lambda y: y)
+            return Rounded(x, COMPLEX.get(name, name), _kept)
         return x
 
     def leave(x: Any, stored: bool) -> Any:
@@ -279,7 +290,7 @@ def run(
     strict = is_array_api_strict_namespace(xp.xp)
 
     def wrapped(x: Number) -> Number:  # see `passage`
-        return Rounded(x, "float32", lambda y: y) if strict and is_array_api_obj(x) else x
+        return Rounded(x, "float32", _kept) if strict and is_array_api_obj(x) else x
 
     with np.errstate(all="ignore"):
         quantities, after, ticked = rule.update(

@@ -207,15 +207,17 @@ def plain(x: Any) -> Any:
 
 
 def rounding_to(dtype: Any) -> Callable[[Any], Any]:
-    """float32 arrays rounded to the 16-bit `dtype` of their library, kept in float32."""
+    """The function that rounds an array to `dtype` of its library, in the dtype that it has."""
 
     def there_and_back(x: Any) -> Any:
         xp = array_namespace(x)
+        if x.dtype == dtype:
+            return x
         narrow = xp.astype(x, dtype)
         if is_jax_array(x):  # the compiler takes a cast and the way back for nothing
             from jax import lax
 
             narrow = lax.optimization_barrier(narrow)
-        return xp.astype(narrow, xp.float32)
+        return xp.astype(narrow, x.dtype)
 
     return there_and_back
