@@ -1,21 +1,23 @@
 r"""Expressions as LaTeX.
 
-Parentheses are those that the order of evaluation needs and no others: `a + b + c` is `(a + b) + c`.
+Parentheses are those that the order of evaluation needs, and no others; sums and products without
+them are evaluated from the left.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from refopt.interp.trace import Node, apply
+from refopt.interp.trace import Node
 
 # How tightly a piece of LaTeX holds together. A big operator binds everything to its right.
 SUM, BIG, PRODUCT, FRACTION, POWER, ATOM = range(6)
 
 ROUNDED = {
     "float32": r"\mathrm{fl}_{32}",
-    "float64": r"\mathrm{fl}_{64}",
-    "native": r"\mathrm{fl}",
+    "num.float32": r"\mathrm{fl}_{32}",
+    "num.float64": r"\mathrm{fl}_{64}",
+    "num.native": r"\mathrm{fl}",
 }
 BIG_OPERATORS = (r"\prod", r"\sum")
 
@@ -62,9 +64,11 @@ def _write(node: Node, names: Mapping[str, str]) -> tuple[str, int]:
             return f"{at_least(SUM, x)} - {at_least(BIG, y)}", SUM
         case "mul", (x, y) if x is y:
             return f"{at_least(ATOM, x)}^{{2}}", POWER
-        case "mul", (Node(op="neg", args=(x,)), y):
-            return _write(apply("neg", apply("mul", x, y)), names)
+        case "mul", (Node(op="const", args=(1,)), x):  # exact: no rounding to show
+            return _write(x, names)
         case "mul", (x, y):
+            if (positive := _negated(x)) is not None:
+                return _write(-(positive * y), names)
             if _write(x, names)[1] == BIG != _write(y, names)[1]:
                 x, y = y, x  # what follows a big operator would seem to belong to it
             big = _write(y, names)[1] == BIG
@@ -83,6 +87,17 @@ def _write(node: Node, names: Mapping[str, str]) -> tuple[str, int]:
             return rf"{ROUNDED[op]}\left({latex(x, names)}\right)", ATOM
     message = f"op must be an operation of a trace, got {node.op!r}"
     raise ValueError(message)
+
+
+def _negated(node: Node) -> Node | None:
+    """-`node`, where a sign stands at its front and can be left out."""
+    match node:
+        case Node(op="neg", args=(x,)):
+            return x
+        case Node(op="mul", args=(x, y)):
+            positive = _negated(x)
+            return None if positive is None else positive * y
+    return None
 
 
 def _level(symbol: str) -> int:

@@ -7,11 +7,12 @@ that the rule used twice is the same object twice. Printers, evaluators and comp
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-CASTS = frozenset({"float32", "float64", "native"})
+CASTS = frozenset({"num.float32", "num.float64", "num.native"})
+"""The roundings of a number system; the array operation "float32" is another."""
 
 
 def _lerp(start: Any, end: Any, weight: Any) -> Any:
@@ -32,7 +33,7 @@ EXAMPLE: dict[str, Callable[..., Any]] = {
     **ARITHMETIC,
     "sqrt": lambda x: x**0.5,
     "lerp": _lerp,
-    **dict.fromkeys(CASTS, float),
+    **dict.fromkeys({*CASTS, "float32"}, float),
 }
 
 
@@ -43,7 +44,8 @@ class Node:
     Attributes
     ----------
     op
-        "const", "name", a key of `ARITHMETIC`, "sqrt", "lerp" (start, end, weight), or a cast.
+        "const", "name", a key of `ARITHMETIC`, an operation of a namespace ("sqrt", "float32",
+        "lerp" of start, end and weight), or one of `CASTS`.
     args
         The constant; the name; or the operands, which are nodes.
     value
@@ -138,7 +140,7 @@ def apply(op: str, *args: Any) -> Node:
     return Node(op, nodes, value)
 
 
-class SymbolArrays:
+class _Arrays:
     """The namespace of arrays that are symbols."""
 
     def sqrt(self, x: Any, /) -> Node:
@@ -150,36 +152,40 @@ class SymbolArrays:
     def lerp(self, start: Any, end: Any, weight: Any, /) -> Node:
         return apply("lerp", start, end, weight)
 
+    def float32(self, x: Any, /) -> Node:
+        return apply("float32", x)
 
-class SymbolNumbers:
-    """The number system of symbols.
 
-    Parameters
-    ----------
-    casts
-        The roundings to record; the others leave a number as it is.
-    """
+class _Numbers:
+    """The number system of symbols; roundings that are not in `casts` leave no trace."""
 
-    def __init__(self, casts: Iterable[str] = CASTS) -> None:
-        self.casts = frozenset(casts)
+    def __init__(self, casts: frozenset[str]) -> None:
+        self.casts = casts
 
     def __call__(self, x: Any, /) -> Node:
         return lift(x)
 
     def float32(self, x: Any, /) -> Node:
-        return self._cast("float32", x)
+        return self._cast("num.float32", x)
 
     def float64(self, x: Any, /) -> Node:
-        return self._cast("float64", x)
+        return self._cast("num.float64", x)
 
     def native(self, x: Any, /) -> Node:
-        return self._cast("native", x)
+        return self._cast("num.native", x)
 
-    def of(self, param: Any, /) -> SymbolNumbers:
+    def of(self, param: Any, /) -> _Numbers:
         return self
 
     def _cast(self, op: str, x: Any) -> Node:
         return apply(op, x) if op in self.casts else lift(x)
+
+
+NAMESPACE = _Arrays()
+NUMBERS = _Numbers(CASTS)
+"""Every rounding is recorded."""
+FORMULA_NUMBERS = _Numbers(CASTS - {"num.float64"})
+"""For equations: a conversion to float64 is a matter of storage and goes unrecorded."""
 
 
 def symbols(record: Any, label: str, examples: Any = None) -> Any:
@@ -212,17 +218,16 @@ def replace(node: Node, rule: Callable[[Node], Node | None]) -> Node:
     return walk(node)
 
 
-def define(outputs: Mapping[str, Node]) -> dict[str, Node]:
+def define(outputs: Mapping[str, Node], *, renamed: Container[str] = ()) -> dict[str, Node]:
     """Every output by its expression, in which earlier outputs stand as their names.
 
-    An output that is an earlier one, or an input, is defined by the name of that; what follows
-    calls it by the new name, except that the first output to have a value keeps naming it.
+    A value keeps the first name it has: an input its own, unless that is one of `renamed`.
     """
     names: dict[int, Node] = {}
     definitions = {}
     for label, node in outputs.items():
         definitions[label] = replace(node, lambda x: names.get(id(x)))
-        if node.op != "const":
+        if node.op != "const" and (node.op != "name" or node.args[0] in renamed):
             names.setdefault(id(node), name(label, node.value))
     return definitions
 
@@ -250,7 +255,11 @@ def evaluate(node: Node, names: Mapping[str, Any], *, xp: Any, num: Any) -> Any:
         if node.op == "name":
             return names[node.args[0]]
         if id(node) not in done:
-            function = ARITHMETIC.get(node.op) or getattr(num if node.op in CASTS else xp, node.op)
+            function = (
+                ARITHMETIC.get(node.op)
+                or (node.op in CASTS and getattr(num, node.op.removeprefix("num.")))
+                or getattr(xp, node.op)
+            )
             done[id(node)] = function(*map(walk, node.args))
         return done[id(node)]
 
