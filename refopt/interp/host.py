@@ -1,0 +1,104 @@
+"""Copies of arrays: within a library, to NumPy, and from one library to another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from array_api_compat import (
+    array_namespace,
+    device,
+    is_array_api_obj,
+    is_array_api_strict_namespace,
+    is_cupy_array,
+    is_jax_array,
+    is_torch_array,
+    to_device,
+)
+
+from refopt.interp.arrays import dtype_name, write
+from refopt.interp.formats import COMPLEX, FORMATS
+
+
+def is_array(x: Any) -> bool:
+    """Whether `x` is an array: NumPy's scalars, matrices and masked arrays are none."""
+    return is_array_api_obj(x) and not isinstance(x, np.generic | np.ma.MaskedArray)
+
+
+def is_floating(x: Any) -> bool:
+    """Whether the dtype of the array is real or complex floating-point, of 16 to 64 bits a part."""
+    name = dtype_name(x)
+    return COMPLEX.get(name, name) in FORMATS
+
+
+def holds(wide: Any, narrow: Any) -> bool:
+    """Whether the dtype of the array `wide` has every number of that of `narrow`."""
+    a, b = dtype_name(narrow), dtype_name(wide)
+    if (a in COMPLEX) != (b in COMPLEX):
+        return False
+    a, b = COMPLEX.get(a, a), COMPLEX.get(b, b)
+    if a not in FORMATS or b not in FORMATS:
+        return a == b
+    f, g = FORMATS[a], FORMATS[b]
+    return f.precision <= g.precision and f.emax <= g.emax and f.spacing >= g.spacing
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """NumPy's dtype of a name; that of bfloat16 comes from ml_dtypes."""
+    if name != "bfloat16":
+        return np.dtype(name)
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        message = "bfloat16 on NumPy needs ml_dtypes: install refopt[half]"
+        raise ImportError(message) from error
+    return np.dtype(ml_dtypes.bfloat16)
+
+
+def copied(x: Any) -> Any:
+    """The array once more: library, device, dtype and layout kept; no graph of gradients."""
+    x = x.detach() if is_torch_array(x) else x
+    return array_namespace(x).asarray(x, copy=True)
+
+
+def to_numpy(x: Any) -> Any:
+    """A NumPy array of the same values and dtype; may share memory."""
+    if is_cupy_array(x):
+        return x.get()
+    if is_torch_array(x):
+        x = x.detach().cpu()
+        if dtype_name(x) == "bfloat16":
+            return x.view(array_namespace(x).uint16).numpy().view(numpy_dtype("bfloat16"))
+        return x.numpy()
+    if is_array_api_strict_namespace(xp := array_namespace(x)):
+        x = to_device(x, xp.Device("CPU_DEVICE"))
+    return np.asarray(x)
+
+
+def placed(value: Any, like: Any, dtype: Any = None) -> Any:
+    """A copy of `value` in the library and on the device of `like`.
+
+    Of the same shape, it takes the layout too. Its dtype is `dtype`, of the library of `like`
+    (default: that of `value`).
+    """
+    xp, name = array_namespace(like), dtype_name(value)
+    there = device(like) if like.shape == value.shape or not is_jax_array(like) else None
+    if array_namespace(value) is xp:
+        value = copied(value if there is None else to_device(value, there))
+    else:
+        bits = name == "bfloat16" and is_torch_array(like)
+        value = np.array(to_numpy(value), copy=True)
+        value = xp.asarray(value.view(np.uint16) if bits else value, device=there)
+        value = value.view(xp.bfloat16) if bits else value
+    value = value if dtype is None else xp.astype(value, dtype)
+    if like.shape != value.shape:
+        return value
+    return write(xp.empty_like(like, dtype=value.dtype), value)
+
+
+def on_host(x: Any, like: Any, dtype: str) -> Any:
+    """The number `x` as an array of shape () on the host: of torch beside torch, else of NumPy."""
+    if is_torch_array(like):
+        xp = array_namespace(like)
+        return xp.asarray(float(x), dtype=getattr(xp, dtype), device="cpu")
+    return np.asarray(float(x), dtype=numpy_dtype(dtype))

@@ -1,0 +1,390 @@
+"""NAdam as an object: the surface of `torch.optim.NAdam` around `refopt.rules.nadam`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple
+
+from array_api_compat import is_cupy_array, is_jax_array, is_torch_array, size
+
+from refopt.interp.arrays import (
+    Device,
+    Floats,
+    dtype_name,
+    init,
+    namespace_of,
+    recording,
+    run,
+    write,
+)
+from refopt.interp.formats import COMPLEX
+from refopt.interp.host import holds, is_array, is_floating, on_host, placed
+from refopt.interp.rounded import carried
+from refopt.optim.groups import Group, Optimizer, deep, number, require, turns
+from refopt.optim.hooks import hooked
+from refopt.optim.parameter import array_of, assign, check_gradient, check_state, kind
+from refopt.rules import nadam as rule
+from refopt.typing import Profile
+
+State = dict[str, Any]
+
+MOMENTS = {"exp_avg": "m", "exp_avg_sq": "v"}
+CLOCK = {
+    "step": "t",
+    "mu_product": "product",
+    "base_power": "base_power",
+    "beta2_power": "beta2_power",
+}
+"""Keys of a parameter's state, and the fields of the rule that they hold."""
+ALWAYS = ("step", "mu_product")  # the powers only under a profile whose release keeps them
+
+
+class NAdam(Optimizer):
+    """Adam with Nesterov momentum and a momentum schedule.
+
+    The equations are `refopt.rules.nadam`, clauses NAD-3 to NAD-12. Parameters are arrays of any
+    library in `refopt.Parameter`, or torch tensors.
+
+    Parameters
+    ----------
+    params : iterable
+        Parameters, (name, parameter) pairs, or dicts of options with the key `params`.
+    lr : float or array of one element
+        Learning rate γ ≥ 0 (default: 2e-3). An array keeps its dtype and may be written to.
+    betas : tuple of float
+        β₁ and β₂ in [0, 1), decay of the first and second moment (default: (0.9, 0.999)).
+    eps : float
+        ε ≥ 0, added to the denominator (default: 1e-8).
+    weight_decay : float
+        λ ≥ 0 (default: 0).
+    momentum_decay : float
+        ψ ≥ 0, decay of the momentum schedule (default: 4e-3).
+    decoupled_weight_decay : bool
+        Shrink the parameter instead of adding λθ to the gradient: NAdamW (default: False).
+    foreach : bool, optional
+        Under "torch-2.13": the formula of torch's foreach path. No effect on the result otherwise
+        (default: None).
+    maximize : bool
+        Ascend instead of descend (default: False).
+    capturable : bool
+        Counters are float32 arrays beside the parameter and no step waits for the device; works on
+        every library (default: False).
+    differentiable : bool
+        Gradients flow through the step (torch, JAX). A `Parameter` then gets new arrays in the
+        place of the old ones; a plain torch tensor is written to and must be no leaf that requires
+        a gradient (default: False).
+    profile : str
+        Whose rule: "documented", or a release from `refopt.rules.nadam.PROFILES`. "torch-2.13"
+        takes the formula that torch takes for these flags (default: "documented").
+
+    Attributes
+    ----------
+    state : defaultdict
+        For a parameter that has stepped: `step` and `mu_product`, arrays of shape () on the host
+        (float64; float32 under torch profiles and where capturable), and `exp_avg`, `exp_avg_sq`.
+
+    Raises
+    ------
+    ValueError
+        A number out of its range or NaN, `lr` of other than one element, an unknown profile, or a
+        fault in `params`; see `add_param_group`.
+    TypeError
+        An argument of another kind.
+
+    Source: T. Dozat, "Incorporating Nesterov Momentum into Adam" (ICLR workshop 2016);
+    torch.optim.NAdam 2.2.
+
+    """
+
+    absent: ClassVar[Mapping[str, Any]] = {
+        "maximize": False,
+        "foreach": None,
+        "capturable": False,
+        "differentiable": False,
+        "decoupled_weight_decay": False,
+    }
+
+    def __init__(
+        self,
+        params: Any,
+        lr: Any = 2e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0,
+        momentum_decay: float = 4e-3,
+        decoupled_weight_decay: bool = False,
+        *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        capturable: bool = False,
+        differentiable: bool = False,
+        profile: str = "documented",
+    ) -> None:
+        if is_array(lr) and size(lr) != 1:
+            msg = f"lr: an array of one element is required, got shape {tuple(lr.shape)}"
+            raise ValueError(msg)
+        require("lr", lr)
+        require("eps", eps)
+        require("betas[0]", betas[0], below=1.0)
+        require("betas[1]", betas[1], below=1.0)
+        require("weight_decay", weight_decay)
+        require("momentum_decay", momentum_decay)
+        if profile not in rule.PROFILES:
+            msg = f"profile: one of {', '.join(rule.PROFILES)} is required, got {profile!r}"
+            raise ValueError(msg)
+        self.profile = profile
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "momentum_decay": momentum_decay,
+            "decoupled_weight_decay": decoupled_weight_decay,
+            "maximize": maximize,
+            "foreach": foreach,
+            "capturable": capturable,
+            "differentiable": differentiable,
+        }
+        super().__init__(params, defaults, like_torch=profile.startswith("torch"))
+
+    @hooked
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step with the gradients present.
+
+        A parameter whose gradient is None stays as it is, its counters too. A step that fails
+        changes nothing; only what the closure did remains.
+
+        Parameters
+        ----------
+        closure : callable, optional
+            Called once, first, with torch's gradients enabled; it sets the gradients and returns
+            the loss.
+
+        Returns
+        -------
+        What the closure returned, or None.
+
+        Raises
+        ------
+        ValueError, TypeError, RuntimeError, KeyError
+            A gradient or state that does not fit, a sparse gradient, an option of another kind;
+            the message names the parameter or the option.
+        AssertionError
+            `foreach` together with `differentiable`.
+
+        """
+        if not (closure is None or callable(closure)):
+            msg = f"closure: a callable is required, got {kind(closure)}"
+            raise TypeError(msg)
+        arrays = [array_of(param) for param in self._params()]
+        with recording(bool(self.defaults["differentiable"]), *arrays):
+            loss = None
+            if closure is not None:
+                with recording(True, *arrays):
+                    loss = closure()
+            after: dict[Any, _After] = {}
+            for i, group in enumerate(self.param_groups):
+                for turn in turns(self._stepping(i, group)):
+                    after.update(self._computed(group, turn, after))
+            for param, (array, state, new_objects) in after.items():
+                assign(param, array, new_objects)
+                own = self.state[param]
+                for key, value in state.items():
+                    old = own.get(key, value)
+                    own[key] = value if new_objects or old is value else write(old, value)
+        return loss
+
+    def _stepping(self, i: int, group: Group) -> list[Any]:
+        """The parameters of a group that take part in this step, checked."""
+        names = group.get("param_names", [])
+        stepping = []
+        for j, param in enumerate(group["params"]):
+            if param.grad is None:
+                continue
+            name = names[j] if names else getattr(param, "name", None)
+            where = f"group {i}, parameter {j}" + ("" if name is None else f" ({name})")
+            self._check_flags(where, param, group)
+            check_gradient(where, array_of(param), param.grad)
+            check_state(where, array_of(param), self.state.get(param), ALWAYS, MOMENTS)
+            stepping.append(param)
+        shared = self._profile(group).choices.counter is not rule.per_parameter
+        return group["params"] if stepping and shared else stepping
+
+    def _check_flags(self, where: str, param: Any, group: Group) -> None:
+        if group["foreach"] and group["differentiable"]:
+            msg = f"{where}: foreach=False is required where differentiable=True, got foreach=True"
+            raise AssertionError(msg)
+        recorded = is_torch_array(param) and self.defaults["differentiable"]
+        if recorded and param.is_leaf and param.requires_grad:
+            msg = (
+                f"{where}: differentiable=True requires a refopt.Parameter or a tensor that is no "
+            )
+            raise RuntimeError(msg + "leaf with requires_grad, got such a leaf")
+
+    def _computed(self, group: Group, params: list[Any], after: Mapping[Any, _After]) -> Any:
+        """What the step makes of `params`, each once; nothing is written."""
+        num = Device() if group["capturable"] else Floats()
+        # the rule runs once for all that it may treat alike
+        parts: dict[Any, list[_Job]] = {}
+        for param in params:
+            array, state, _ = after.get(param, (array_of(param), self.state.get(param), False))
+            profile = self._profile(group, state)
+            state = state or self._fresh(array, profile, num)
+            alike = (namespace_of(array), profile, _is_double(array))
+            shared = profile.choices.counter is not rule.per_parameter
+            job = _Job(param, array, state, _clock(state, array, profile, num), profile)
+            parts.setdefault("all" if shared else alike, []).append(job)
+        result: dict[Any, _After] = {}
+        for jobs in parts.values():
+            ran = run(
+                rule,
+                jobs[0].profile,
+                [job.array for job in jobs],
+                [job.param.grad for job in jobs],
+                [rule.State(*(job.state[key] for key in MOMENTS)) for job in jobs],
+                [job.clock for job in jobs],
+                _hyper(group, jobs[0].array),
+                num,
+            )
+            for job, quantities, moments, clock in zip(jobs, *ran, strict=True):
+                value = job.array if quantities is None else quantities.param
+                state = {**job.state, **{k: getattr(moments, f) for k, f in MOMENTS.items()}}
+                state.update({k: getattr(clock, f) for k, f in CLOCK.items() if k in state})
+                if isinstance(num, Floats):
+                    for key in CLOCK.keys() & state.keys():
+                        state[key] = on_host(state[key], value, dtype_name(job.state[key]))
+                result[job.param] = _After(value, state, bool(group["differentiable"]))
+        return result
+
+    def _profile(self, group: Group, state: Mapping[str, Any] | None = None) -> Profile:
+        """The rule for the options of a group, and for the product in a parameter's state."""
+        name = self.profile
+        if name == "torch-2.13":
+            flags = [f for f in ("capturable", "differentiable", "foreach") if group[f]]
+            name = "-".join([name, *flags[:1]])
+        profile = rule.PROFILES[name]
+        decoupled = bool(group["decoupled_weight_decay"])
+        if decoupled and profile.choices.decay is rule.coupled:
+            msg = f"decoupled_weight_decay: False is required under profile {name!r}, got True"
+            raise ValueError(msg)
+        choices = rule.configured(
+            profile.choices,
+            decays=group["weight_decay"] != 0,
+            decoupled_=decoupled,
+            maximizes=bool(group["maximize"]),
+        )
+        # torch multiplies the product in whatever dtype a loaded state gave it
+        if self.like_torch and state and dtype_name(state["mu_product"]) != "float32":
+            choices = choices._replace(product=rule.kept_product)
+        return profile._replace(choices=choices)
+
+    def _fresh(self, array: Any, profile: Profile, num: Any) -> State:
+        """The state before the first step."""
+        moments, clock = init(rule, profile, array, num)
+        c = profile.choices
+        powers = c.schedule is rule.decaying_running or c.correction is rule.closed_running
+        state = {}
+        for key in CLOCK if powers else ALWAYS:
+            x = getattr(clock, CLOCK[key])
+            state[key] = on_host(x, array, self._dtype) if isinstance(num, Floats) else x
+        return {**state, **{key: getattr(moments, field) for key, field in MOMENTS.items()}}
+
+    @property
+    def _dtype(self) -> str:
+        """Of the counters on the host."""
+        return "float32" if self.like_torch else "float64"
+
+    def _fitted(self, param: Any, group: Group, state: Mapping[str, Any]) -> State:
+        array = array_of(param)
+        casts = self.like_torch and is_floating(array) and dtype_name(array) not in COMPLEX
+        fitted = {}
+        for key, value in state.items():
+            if key in CLOCK:
+                dtype = dtype_name(value) if is_array(value) else self._dtype
+                dtype = dtype_name(array) if casts and is_array(value) and key != "step" else dtype
+                device = bool(group["capturable"])
+                fitted[key] = _on_device(value, array) if device else on_host(value, array, dtype)
+            elif is_array(value):
+                exact = holds(array, value)
+                fitted[key] = placed(value, array, array.dtype if casts or exact else None)
+            else:
+                fitted[key] = deep(value)
+        return fitted
+
+
+class _Job(NamedTuple):
+    """A parameter before a step, and the rule that it takes."""
+
+    param: Any
+    array: Any
+    state: State
+    clock: rule.Clock
+    profile: Profile
+
+
+class _After(NamedTuple):
+    """What a step made of a parameter."""
+
+    array: Any
+    state: State
+    new_objects: bool  # differentiable: the old arrays stay as they are
+
+
+def _hyper(group: Group, array: Any) -> rule.Hyper:
+    """The hyperparameters of a group, as the rule takes them beside `array`."""
+    betas = group["betas"]
+    if len(betas) != 2:
+        msg = f"betas: two numbers are required, got {betas!r}"
+        raise ValueError(msg)
+    return rule.Hyper(
+        lr=_rate(group, array),
+        beta1=number("betas[0]", betas[0]),
+        beta2=number("betas[1]", betas[1]),
+        epsilon=number("eps", group["eps"]),
+        weight_decay=number("weight_decay", group["weight_decay"]),
+        momentum_decay=number("momentum_decay", group["momentum_decay"]),
+    )
+
+
+def _rate(group: Group, array: Any) -> Any:
+    """The learning rate: a float; a number that carries a dtype; or an array of shape ().
+
+    An array stays one where reading it would wait for a device or cut off its gradient. Beside
+    narrower arrays it is then float32, because some libraries let it decide the dtype of a result.
+    """
+    lr = group["lr"]
+    if not is_array(lr):
+        return number("lr", lr)
+    space = namespace_of(lr)
+    lr = space.xp.reshape(lr, ())
+    lazy = is_jax_array(lr) or is_cupy_array(lr) or group["capturable"] or group["differentiable"]
+    if space == namespace_of(array) and lazy:
+        return (
+            lr
+            if _is_double(array) or dtype_name(lr) != "float64"
+            else space.xp.astype(lr, space.xp.float32)
+        )
+    return carried(dtype_name(lr))(lr) if is_floating(lr) else float(lr)
+
+
+def _is_double(array: Any) -> bool:
+    return dtype_name(array) in ("float64", "complex128")
+
+
+def _clock(state: State, array: Any, profile: Profile, num: Any) -> rule.Clock:
+    """The counters of a state as numbers of the system `num`."""
+    fields = {f: state[k] for k, f in CLOCK.items() if k in state}
+    if isinstance(num, Device):
+        return rule.Clock(**{f: _on_device(x, array) for f, x in fields.items()})
+    numbers = {f: float(x) for f, x in fields.items()}
+    if profile.choices.product is rule.kept_product:
+        product = state["mu_product"]
+        numbers["product"] = carried(dtype_name(product))(product)
+    return rule.Clock(**numbers)
+
+
+def _on_device(x: Any, array: Any) -> Any:
+    """A counter as a float32 array beside `array`."""
+    if is_array(x) and namespace_of(x) == namespace_of(array) and dtype_name(x) == "float32":
+        return x
+    return Device().of(array).started(x)

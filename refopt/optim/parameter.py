@@ -1,0 +1,149 @@
+"""A parameter: an array of any library, and its gradient beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from array_api_compat import device, is_jax_array, is_torch_array, size
+
+from refopt.interp.arrays import dtype_name, namespace_of, write
+from refopt.interp.host import is_array, is_floating
+
+
+class Parameter:
+    """An array that an optimizer updates, with its gradient.
+
+    An array that can be written is updated in place; one that cannot (JAX, a read-only NumPy array)
+    is replaced: read `parameter.data` after a step.
+
+    Parameters
+    ----------
+    data : array
+        Of NumPy, CuPy, torch, JAX, dask or array-api-strict; real or complex floating-point; any
+        shape, 0-d and empty ones too.
+    name : str, optional
+        For error messages (default: None).
+
+    Attributes
+    ----------
+    data : array
+        The value.
+    grad : array or None
+        The gradient: library, shape, dtype and device of `data`. None skips the parameter.
+    name : str or None
+        As given.
+
+    Raises
+    ------
+    TypeError
+        `data` is no array, or not floating-point.
+
+    """
+
+    def __init__(self, data: Any, *, name: str | None = None) -> None:
+        if not is_array(data):
+            hint = "; numpy.asarray makes an array of a scalar" if hasattr(data, "dtype") else ""
+            msg = f"data: an array is required, got {kind(data)}{hint}"
+            raise TypeError(msg)
+        if not is_floating(data):
+            msg = "data: a real or complex floating-point array is required, got "
+            raise TypeError(msg + dtype_name(data))
+        self.data = data
+        self.grad: Any = None
+        self.name = name
+
+    def __repr__(self) -> str:
+        name = "" if self.name is None else f", name={self.name!r}"
+        return f"Parameter({self.data!r}{name})"
+
+
+def is_parameter(x: Any) -> bool:
+    """Whether `x` has data and gradient: a `Parameter`, or a torch tensor."""
+    return isinstance(x, Parameter) or is_torch_array(x)
+
+
+def array_of(param: Any) -> Any:
+    """The array of a parameter; a torch tensor is its own."""
+    return param.data if isinstance(param, Parameter) else param
+
+
+def zero_grad(param: Any, set_to_none: bool) -> None:
+    """Set the gradient of `param` to None, or to zeros, in place where it can be written."""
+    grad = param.grad
+    if set_to_none:
+        param.grad = None
+        return
+    if is_torch_array(grad):
+        if grad.grad_fn is not None:
+            grad.detach_()
+        else:
+            grad.requires_grad_(False)
+    param.grad = write(grad, namespace_of(grad).zeros_like(grad))
+
+
+def assign(param: Any, value: Any, new_objects: bool) -> None:
+    """Give `param` a value: in place, or as a new array where it is a `Parameter`."""
+    if isinstance(param, Parameter):
+        param.data = value if new_objects else write(param.data, value)
+    elif new_objects:
+        param[...] = value  # recorded, unlike `write`
+    else:
+        write(param, value)
+
+
+def check_gradient(where: str, array: Any, grad: Any) -> None:
+    """Raise, with `where` in front, unless the gradient fits the array of its parameter."""
+    if not is_floating(array):
+        msg = f"{where}: a floating-point parameter is required, got {dtype_name(array)}"
+        raise TypeError(msg)
+    layout = str(getattr(grad, "layout", "torch.strided"))
+    if layout != "torch.strided":
+        msg = f"{where}: a dense gradient is required, got layout {layout}"
+        raise RuntimeError(msg)
+    if not is_array(grad) or namespace_of(grad) != namespace_of(array):
+        msg = f"{where}: a gradient of the parameter's library is required, {kind(array)}, got "
+        raise TypeError(msg + kind(grad))
+    _check_like(f"{where}: gradient", array, grad)
+
+
+def check_state(
+    where: str, array: Any, state: Any, counters: Iterable[str], like: Iterable[str]
+) -> None:
+    """Raise unless `state` is empty or has `counters` of shape () and arrays `like` the array."""
+    if not state:
+        return
+    for key in [*counters, *like]:
+        if key not in state:
+            msg = f"{where}: state {key!r} is required, got {sorted(map(str, state))}"
+            raise KeyError(msg)
+        if not is_array(state[key]):
+            msg = f"{where}: state {key!r}: an array is required, got {kind(state[key])}"
+            raise TypeError(msg)
+    for key in counters:
+        if size(state[key]) != 1:
+            msg = f"{where}: state {key!r}: one number is required, got shape "
+            raise ValueError(msg + str(tuple(state[key].shape)))
+    for key in like:
+        if namespace_of(state[key]) != namespace_of(array):
+            msg = f"{where}: state {key!r}: an array of the parameter's library is required, got "
+            raise TypeError(msg + kind(state[key]))
+        _check_like(f"{where}: state {key!r}", array, state[key])
+
+
+def _check_like(what: str, array: Any, x: Any) -> None:
+    if tuple(x.shape) != tuple(array.shape):
+        msg = f"{what}: shape {tuple(array.shape)} is required, got {tuple(x.shape)}"
+        raise ValueError(msg)
+    if dtype_name(x) != dtype_name(array):
+        msg = f"{what}: dtype {dtype_name(array)} is required, got {dtype_name(x)}"
+        raise TypeError(msg)
+    # The device of a JAX array is its sharding, which may differ.
+    if not is_jax_array(x) and device(x) != device(array):
+        msg = f"{what}: device {device(array)} is required, got {device(x)}"
+        raise ValueError(msg)
+
+
+def kind(x: Any) -> str:
+    """The type of `x`, for an error message."""
+    return f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")

@@ -1,0 +1,119 @@
+"""State dicts in files: lossless, without pickle, and whole or not there at all.
+
+A file is safetensors: arrays by number, and in its metadata the JSON tree that they hang in.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from refopt.interp.host import is_array, numpy_dtype, to_numpy
+
+FORMAT = "refopt-state/1"
+# Dtypes that safetensors lacks or cannot read back, and what holds their bits.
+BITS = {"bfloat16": "uint16", "complex64": "float32", "complex128": "float64"}
+
+
+def save(state_dict: dict[str, Any], path: str | os.PathLike[str]) -> None:
+    """Write a state dict to `path`; a crash leaves the old file or the new one.
+
+    Arrays of any library are stored bit for bit, 16-bit and complex ones too, but not the library
+    itself: `load` returns NumPy arrays, and `load_state_dict` moves them beside its parameters.
+
+    Raises
+    ------
+    TypeError
+        A value that is no array, number, string, bool, None, dict, list or tuple.
+    OSError
+        `path` cannot be written.
+
+    """
+    from safetensors.numpy import save as serialize
+
+    arrays: dict[str, Any] = {}
+    tree = json.dumps(_packed(state_dict, arrays))
+    content = serialize(arrays, {"format": FORMAT, "tree": tree})
+    path = Path(path)
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as file:
+        try:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+            file.close()
+            Path(file.name).replace(path)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise
+
+
+def load(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read a state dict that `save` wrote.
+
+    Returns
+    -------
+    The state dict, its arrays those of NumPy; bfloat16 takes ml_dtypes.
+
+    Raises
+    ------
+    ValueError
+        The file is no state dict of this format.
+    OSError
+        `path` cannot be read.
+
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(os.fspath(path), framework="numpy") as file:
+            metadata = file.metadata() or {}
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        msg = f"path: a file of format {FORMAT!r} is required, got {os.fspath(path)!r}: {error}"
+        raise ValueError(msg) from error
+    if metadata.get("format") != FORMAT:
+        msg = f"path: a file of format {FORMAT!r} is required, got {metadata.get('format')!r}"
+        raise ValueError(msg)
+    result: dict[str, Any] = _unpacked(json.loads(metadata["tree"]), arrays)
+    return result
+
+
+def _packed(value: Any, arrays: dict[str, Any]) -> Any:
+    """`value` as JSON: every array, dict and tuple becomes an object with one key."""
+    if isinstance(value, np.generic):
+        return _packed(value.item(), arrays)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, dict):
+        return {"dict": [[_packed(k, arrays), _packed(v, arrays)] for k, v in value.items()]}
+    if isinstance(value, tuple):
+        return {"tuple": [_packed(item, arrays) for item in value]}
+    if isinstance(value, list):
+        return [_packed(item, arrays) for item in value]
+    if not is_array(value):
+        msg = f"state_dict: arrays, numbers, text and containers are required, got {value!r}"
+        raise TypeError(msg)
+    x = np.array(to_numpy(value), order="C", copy=True)
+    name = str(len(arrays))
+    dtype = x.dtype.name
+    arrays[name] = x.reshape(-1).view(BITS[dtype]) if dtype in BITS else x
+    return {"array": [name, dtype, list(x.shape)]}
+
+
+def _unpacked(node: Any, arrays: dict[str, Any]) -> Any:
+    if isinstance(node, list):
+        return [_unpacked(item, arrays) for item in node]
+    if not isinstance(node, dict):
+        return node
+    ((kind, content),) = node.items()
+    if kind == "array":
+        name, dtype, shape = content
+        return arrays[name].view(numpy_dtype(dtype)).reshape(shape)
+    if kind == "tuple":
+        return tuple(_unpacked(item, arrays) for item in content)
+    return {_unpacked(k, arrays): _unpacked(v, arrays) for k, v in content}
