@@ -16,8 +16,9 @@ from array_api_compat import (
     to_device,
 )
 
-from refopt.interp.arrays import dtype_name, write
+from refopt.interp.arrays import Device, dtype_name, namespace_of, write
 from refopt.interp.formats import COMPLEX, FORMATS
+from refopt.interp.rounded import carried
 
 
 def is_array(x: Any) -> bool:
@@ -102,3 +103,29 @@ def on_host(x: Any, like: Any, dtype: str) -> Any:
         xp = array_namespace(like)
         return xp.asarray(float(x), dtype=getattr(xp, dtype), device="cpu")
     return np.asarray(float(x), dtype=numpy_dtype(dtype))
+
+
+def beside(x: Any, like: Any) -> Any:
+    """The number `x` as a float32 array of shape () on the device of `like`."""
+    if is_array(x) and namespace_of(x) == namespace_of(like) and dtype_name(x) == "float32":
+        return x
+    return Device().of(like).started(x)
+
+
+def is_double(x: Any) -> bool:
+    """Whether the parts of the array are float64."""
+    return COMPLEX.get(dtype_name(x), dtype_name(x)) == "float64"
+
+
+def scalar(x: Any, like: Any, unread: bool) -> Any:
+    """The array `x` of one element as a number beside `like`.
+
+    It carries its dtype, and stays an array of shape () where its library is that of `like` and
+    reading would wait for a device or, as `unread` says, must not be. Beside narrower arrays it is
+    then float32, because some libraries let it decide the dtype of a result.
+    """
+    space = namespace_of(x)
+    x = space.xp.reshape(x, ())
+    if space == namespace_of(like) and (unread or is_jax_array(x) or is_cupy_array(x)):
+        return space.xp.astype(x, space.xp.float32) if is_double(x) and not is_double(like) else x
+    return carried(dtype_name(x))(x) if is_floating(x) else float(x)

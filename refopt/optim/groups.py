@@ -27,11 +27,12 @@ def deep(value: Any) -> Any:
 def turns(params: list[Any]) -> Iterator[list[Any]]:
     """Lists without duplicates: a parameter that appears twice steps again in the next one."""
     while params:
-        once, again = dict.fromkeys(params), []
-        seen = set()
+        once: dict[Any, None] = {}
+        again = []
         for param in params:
-            again += [param] if param in seen else []
-            seen.add(param)
+            if param in once:
+                again.append(param)
+            once[param] = None
         yield [*once]
         params = again
 
@@ -76,7 +77,11 @@ class Optimizer(Hooked):
         self.state: defaultdict[Any, dict[str, Any]] = defaultdict(dict)
         self.param_groups: list[Group] = []
         if is_parameter(params) or not isinstance(params, Iterable) or hasattr(params, "dtype"):
-            msg = f"params: an iterable of parameters or of dicts is required, got {kind(params)}"
+            hint = "; wrap it: refopt.Parameter(array)" if is_array(params) else ""
+            msg = (
+                "params: an iterable of parameters or of dicts is required, "
+                f"got {kind(params)}{hint}"
+            )
             raise TypeError(msg)
         groups = list(params)
         if not groups:
@@ -122,8 +127,11 @@ class Optimizer(Hooked):
         if names:
             group["param_names"] = names
             if len(names) != len(items):
-                msg = f"params: names for all or for none are required, got {len(names)} names "
-                raise ValueError(msg + f"for {len(items)} parameters")
+                msg = (
+                    "params: names for all or for none are required, "
+                    f"got {len(names)} names for {len(items)} parameters"
+                )
+                raise ValueError(msg)
         for i, param in enumerate(group["params"]):
             self._check_parameter(i, param)
         for option, default in self.defaults.items():
@@ -133,9 +141,12 @@ class Optimizer(Hooked):
 
     def _check_parameter(self, i: int, param: Any) -> None:
         if not is_parameter(param):
-            msg = f"params[{i}]: a refopt.Parameter or a torch tensor is required, got "
             hint = "; an array has no .grad: wrap it, refopt.Parameter(array)"
-            raise TypeError(msg + kind(param) + (hint if hasattr(param, "dtype") else ""))
+            msg = (
+                f"params[{i}]: a refopt.Parameter or a torch tensor is required, "
+                f"got {kind(param)}{hint if hasattr(param, 'dtype') else ''}"
+            )
+            raise TypeError(msg)
         leaf = getattr(param, "is_leaf", True) or param.retains_grad
         if not (leaf or self.defaults.get("differentiable")):
             msg = f"params[{i}]: a leaf tensor is required, got the result of an operation"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
-from array_api_compat import is_cupy_array, is_jax_array, is_torch_array, size
+from array_api_compat import is_torch_array, size
 
 from refopt.interp.arrays import (
     Device,
@@ -18,7 +18,16 @@ from refopt.interp.arrays import (
     write,
 )
 from refopt.interp.formats import COMPLEX
-from refopt.interp.host import holds, is_array, is_floating, on_host, placed
+from refopt.interp.host import (
+    beside,
+    holds,
+    is_array,
+    is_double,
+    is_floating,
+    on_host,
+    placed,
+    scalar,
+)
 from refopt.interp.rounded import carried
 from refopt.optim.groups import Group, Optimizer, deep, number, require, turns
 from refopt.optim.hooks import hooked
@@ -217,9 +226,10 @@ class NAdam(Optimizer):
         recorded = is_torch_array(param) and self.defaults["differentiable"]
         if recorded and param.is_leaf and param.requires_grad:
             msg = (
-                f"{where}: differentiable=True requires a refopt.Parameter or a tensor that is no "
+                f"{where}: a refopt.Parameter, or a tensor that is no leaf requiring a gradient, "
+                "is required where differentiable=True, got such a leaf"
             )
-            raise RuntimeError(msg + "leaf with requires_grad, got such a leaf")
+            raise RuntimeError(msg)
 
     def _computed(self, group: Group, params: list[Any], after: Mapping[Any, _After]) -> Any:
         """What the step makes of `params`, each once; nothing is written."""
@@ -230,7 +240,7 @@ class NAdam(Optimizer):
             array, state, _ = after.get(param, (array_of(param), self.state.get(param), False))
             profile = self._profile(group, state)
             state = state or self._fresh(array, profile, num)
-            alike = (namespace_of(array), profile, _is_double(array))
+            alike = (namespace_of(array), profile, is_double(array))
             shared = profile.choices.counter is not rule.per_parameter
             job = _Job(param, array, state, _clock(state, array, profile, num), profile)
             parts.setdefault("all" if shared else alike, []).append(job)
@@ -303,7 +313,7 @@ class NAdam(Optimizer):
                 dtype = dtype_name(value) if is_array(value) else self._dtype
                 dtype = dtype_name(array) if casts and is_array(value) and key != "step" else dtype
                 device = bool(group["capturable"])
-                fitted[key] = _on_device(value, array) if device else on_host(value, array, dtype)
+                fitted[key] = beside(value, array) if device else on_host(value, array, dtype)
             elif is_array(value):
                 exact = holds(array, value)
                 fitted[key] = placed(value, array, array.dtype if casts or exact else None)
@@ -332,12 +342,13 @@ class _After(NamedTuple):
 
 def _hyper(group: Group, array: Any) -> rule.Hyper:
     """The hyperparameters of a group, as the rule takes them beside `array`."""
-    betas = group["betas"]
+    betas, lr = group["betas"], group["lr"]
+    unread = bool(group["capturable"] or group["differentiable"])
     if len(betas) != 2:
         msg = f"betas: two numbers are required, got {betas!r}"
         raise ValueError(msg)
     return rule.Hyper(
-        lr=_rate(group, array),
+        lr=scalar(lr, array, unread) if is_array(lr) else number("lr", lr),
         beta1=number("betas[0]", betas[0]),
         beta2=number("betas[1]", betas[1]),
         epsilon=number("eps", group["eps"]),
@@ -346,45 +357,13 @@ def _hyper(group: Group, array: Any) -> rule.Hyper:
     )
 
 
-def _rate(group: Group, array: Any) -> Any:
-    """The learning rate: a float; a number that carries a dtype; or an array of shape ().
-
-    An array stays one where reading it would wait for a device or cut off its gradient. Beside
-    narrower arrays it is then float32, because some libraries let it decide the dtype of a result.
-    """
-    lr = group["lr"]
-    if not is_array(lr):
-        return number("lr", lr)
-    space = namespace_of(lr)
-    lr = space.xp.reshape(lr, ())
-    lazy = is_jax_array(lr) or is_cupy_array(lr) or group["capturable"] or group["differentiable"]
-    if space == namespace_of(array) and lazy:
-        return (
-            lr
-            if _is_double(array) or dtype_name(lr) != "float64"
-            else space.xp.astype(lr, space.xp.float32)
-        )
-    return carried(dtype_name(lr))(lr) if is_floating(lr) else float(lr)
-
-
-def _is_double(array: Any) -> bool:
-    return dtype_name(array) in ("float64", "complex128")
-
-
 def _clock(state: State, array: Any, profile: Profile, num: Any) -> rule.Clock:
     """The counters of a state as numbers of the system `num`."""
     fields = {f: state[k] for k, f in CLOCK.items() if k in state}
     if isinstance(num, Device):
-        return rule.Clock(**{f: _on_device(x, array) for f, x in fields.items()})
+        return rule.Clock(**{f: beside(x, array) for f, x in fields.items()})
     numbers = {f: float(x) for f, x in fields.items()}
     if profile.choices.product is rule.kept_product:
         product = state["mu_product"]
         numbers["product"] = carried(dtype_name(product))(product)
     return rule.Clock(**numbers)
-
-
-def _on_device(x: Any, array: Any) -> Any:
-    """A counter as a float32 array beside `array`."""
-    if is_array(x) and namespace_of(x) == namespace_of(array) and dtype_name(x) == "float32":
-        return x
-    return Device().of(array).started(x)

@@ -47,8 +47,9 @@ class Parameter:
             msg = f"data: an array is required, got {kind(data)}{hint}"
             raise TypeError(msg)
         if not is_floating(data):
-            msg = "data: a real or complex floating-point array is required, got "
-            raise TypeError(msg + dtype_name(data))
+            dtype = dtype_name(data)
+            msg = f"data: a real or complex floating-point array is required, got {dtype}"
+            raise TypeError(msg)
         self.data = data
         self.grad: Any = None
         self.name = name
@@ -102,8 +103,8 @@ def check_gradient(where: str, array: Any, grad: Any) -> None:
         msg = f"{where}: a dense gradient is required, got layout {layout}"
         raise RuntimeError(msg)
     if not is_array(grad) or namespace_of(grad) != namespace_of(array):
-        msg = f"{where}: a gradient of the parameter's library is required, {kind(array)}, got "
-        raise TypeError(msg + kind(grad))
+        msg = f"{where}: gradient: {kind(array)} is required, got {kind(grad)}"
+        raise TypeError(msg)
     _check_like(f"{where}: gradient", array, grad)
 
 
@@ -122,12 +123,13 @@ def check_state(
             raise TypeError(msg)
     for key in counters:
         if size(state[key]) != 1:
-            msg = f"{where}: state {key!r}: one number is required, got shape "
-            raise ValueError(msg + str(tuple(state[key].shape)))
+            shape = tuple(state[key].shape)
+            msg = f"{where}: state {key!r}: one number is required, got shape {shape}"
+            raise ValueError(msg)
     for key in like:
         if namespace_of(state[key]) != namespace_of(array):
-            msg = f"{where}: state {key!r}: an array of the parameter's library is required, got "
-            raise TypeError(msg + kind(state[key]))
+            msg = f"{where}: state {key!r}: {kind(array)} is required, got {kind(state[key])}"
+            raise TypeError(msg)
         _check_like(f"{where}: state {key!r}", array, state[key])
 
 
