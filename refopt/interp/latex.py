@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from refopt.interp.trace import Node
+from refopt.interp.trace import Node, lift
 
 # How tightly a piece of LaTeX holds together. A big operator binds everything to its right.
 SUM, BIG, PRODUCT, FRACTION, POWER, ATOM = range(6)
@@ -94,6 +94,8 @@ def _negated(node: Node) -> Node | None:
     match node:
         case Node(op="neg", args=(x,)):
             return x
+        case Node(op="const", args=(x,)) if x < 0:
+            return lift(-x)
         case Node(op="mul", args=(x, y)):
             positive = _negated(x)
             return None if positive is None else positive * y

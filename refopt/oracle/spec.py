@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,9 @@ def root() -> Path:
     raise CaseError(msg)
 
 
+@cache
 def load(optimizer: str) -> dict[str, Any]:
-    """The data of `spec/<optimizer>.toml`."""
+    """The data of `spec/<optimizer>.toml`; not to be written to."""
     spec = tomllib.loads((root() / f"{optimizer}.toml").read_text(encoding="utf-8"))
     if spec.get("format") != "refopt-spec/1":
         msg = f"{optimizer}.toml: format must be 'refopt-spec/1', got {spec.get('format')!r}"

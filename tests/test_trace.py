@@ -1,0 +1,287 @@
+"""A rule run on symbols: the expressions it leaves, and the numbers they give."""
+
+import operator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from refopt.interp import trace
+from refopt.rules import nadam
+
+# The operations that a compiler of traces has to know.
+OPERATIONS = {"const", "name", *trace.ARITHMETIC, "sqrt", "lerp", "float32", *trace.CASTS}
+EVERY = [(axis, name) for axis, options in nadam.AXES.items() for name in options]
+HYPER = nadam.Hyper(lr=0.05, beta1=0.9, epsilon=0.25, weight_decay=0.1, momentum_decay=0.3)
+# Products that their formulas cannot cause: a trace must not take one number for another.
+CLOCK = nadam.Clock(t=7.0, product=0.1234567891, base_power=0.7512, beta2_power=0.9912)
+ARRAYS = {
+    name: np.random.default_rng(seed).standard_normal(5) ** power
+    for seed, (name, power) in enumerate({"param": 1, "grad": 1, "m": 1, "v": 2}.items())
+}
+
+
+class Arrays:
+    """NumPy, by the operations of a rule."""
+
+    sqrt = staticmethod(np.sqrt)
+    zeros_like = staticmethod(np.zeros_like)
+
+    @staticmethod
+    def lerp(start: Any, end: Any, weight: Any) -> Any:
+        return start + weight * (end - start)
+
+    @staticmethod
+    def float32(x: Any) -> Any:
+        return x.astype(np.float32).astype(x.dtype)
+
+
+class Numbers:
+    """Floats, and NumPy scalars for what is rounded; parameters are float32."""
+
+    float32 = staticmethod(np.float32)
+    float64 = staticmethod(float)
+    native = staticmethod(np.float32)
+
+    def __call__(self, x: Any) -> Any:
+        return x
+
+    def of(self, param: Any) -> "Numbers":
+        return self
+
+
+def varied(axis: str, name: str) -> nadam.Choices:
+    """The documented choices, with weight decay, one axis changed."""
+    choices = nadam.Choices(decay=nadam.decoupled)
+    return choices._replace(**{axis: nadam.AXES[axis][name]})
+
+
+def traced(choices: nadam.Choices, hyper: nadam.Hyper = HYPER) -> dict[str, trace.Node]:
+    """Definitions of every scalar, of the next clock and of every quantity."""
+    given = trace.symbols(nadam.Hyper, "hyper", hyper)
+    clock = trace.symbols(nadam.Clock, "clock")
+    scalars, after = nadam.tick(clock, given, choices, num=trace.NUMBERS)
+    settled = nadam.settle(given, choices, num=trace.NUMBERS)
+    state = trace.symbols(nadam.State, "state")
+    quantities, _ = nadam.step(
+        trace.name("param"),
+        trace.name("grad"),
+        state,
+        scalars,
+        settled,
+        choices,
+        xp=trace.NAMESPACE,
+    )
+    return trace.define(
+        {
+            **trace.fields(scalars, "scalars"),
+            **trace.fields(after, "next"),
+            **trace.fields(quantities, "quantities"),
+        }
+    )
+
+
+def nodes(definitions: dict[str, trace.Node]) -> list[trace.Node]:
+    """Every node, each object once."""
+    found: dict[int, trace.Node] = {}
+
+    def walk(node: trace.Node) -> None:
+        if id(node) not in found:
+            found[id(node)] = node
+            for x in node.args if node.op not in ("const", "name") else ():
+                walk(x)
+
+    for node in definitions.values():
+        walk(node)
+    return list(found.values())
+
+
+def test_every_field_is_defined_by_earlier_ones() -> None:
+    definitions = {name: repr(node) for name, node in traced(nadam.Choices()).items()}
+    assert definitions == {
+        "scalars.t": "add(clock.t, 1)",
+        "scalars.mu": "mul(hyper.beta1, sub(1, mul(0.5, pow(hyper.base, "
+        "mul(scalars.t, hyper.momentum_decay)))))",
+        "scalars.mu_next": "mul(hyper.beta1, sub(1, mul(0.5, pow(hyper.base, "
+        "mul(add(scalars.t, 1), hyper.momentum_decay)))))",
+        "scalars.product": "mul(num.float64(clock.product), scalars.mu)",
+        "scalars.rest": "sub(1, num.float64(scalars.product))",
+        "scalars.rest_next": "sub(1, mul(num.float64(scalars.product), scalars.mu_next))",
+        "scalars.here": "div(mul(1.0, sub(1, scalars.mu)), scalars.rest)",
+        "scalars.ahead": "div(mul(1.0, scalars.mu_next), scalars.rest_next)",
+        "scalars.correction": "sub(1, pow(hyper.beta2, scalars.t))",
+        "scalars.root": "pow(scalars.correction, 0.5)",
+        "scalars.lr": "hyper.lr",
+        "scalars.rate": "1.0",
+        "scalars.decay": "mul(hyper.lr, hyper.weight_decay)",
+        "next.t": "scalars.t",
+        "next.product": "scalars.product",
+        "next.base_power": "mul(clock.base_power, hyper.base)",
+        "next.beta2_power": "mul(clock.beta2_power, hyper.beta2)",
+        "quantities.g": "grad",
+        "quantities.m": "add(mul(hyper.beta1, state.m), mul(sub(1, hyper.beta1), grad))",
+        "quantities.v": "add(mul(hyper.beta2, state.v), mul(sub(1, hyper.beta2), mul(grad, grad)))",
+        "quantities.m_hat": "add(mul(scalars.ahead, quantities.m), mul(scalars.here, grad))",
+        "quantities.v_hat": "div(quantities.v, scalars.correction)",
+        "quantities.denominator": "add(sqrt(quantities.v_hat), hyper.epsilon)",
+        "quantities.param": "sub(param, div(mul(hyper.lr, quantities.m_hat), "
+        "quantities.denominator))",
+    }
+
+
+@pytest.mark.parametrize(("axis", "name"), EVERY)
+def test_a_trace_evaluates_to_the_bits_of_the_direct_run(axis: str, name: str) -> None:
+    choices, num = varied(axis, name), Numbers()
+    scalars, after = nadam.tick(CLOCK, HYPER, choices, num=num)
+    quantities, _ = nadam.step(
+        ARRAYS["param"],
+        ARRAYS["grad"],
+        nadam.State(ARRAYS["m"], ARRAYS["v"]),
+        scalars,
+        nadam.settle(HYPER, choices, num=num),
+        choices,
+        xp=Arrays(),
+    )
+    direct = {
+        f"{label}.{field}": value
+        for label, record in (("scalars", scalars), ("next", after), ("quantities", quantities))
+        for field, value in record._asdict().items()
+    }
+    inputs = {
+        "param": ARRAYS["param"],
+        "grad": ARRAYS["grad"],
+        "state.m": ARRAYS["m"],
+        "state.v": ARRAYS["v"],
+        **{f"hyper.{field}": value for field, value in HYPER._asdict().items()},
+        **{f"clock.{field}": value for field, value in CLOCK._asdict().items()},
+    }
+    got = trace.run(traced(choices), inputs, xp=Arrays(), num=num)
+    assert list(got) == list(direct)
+    for field, value in direct.items():
+        assert np.asarray(got[field]).dtype == np.asarray(value).dtype, field
+        assert np.asarray(got[field]).tobytes() == np.asarray(value).tobytes(), field
+
+
+@pytest.mark.parametrize(("axis", "name"), EVERY)
+def test_a_trace_has_no_operation_outside_the_closed_list(axis: str, name: str) -> None:
+    assert {node.op for node in nodes(traced(varied(axis, name)))} <= OPERATIONS
+
+
+def test_traces_use_every_operation_of_the_list() -> None:
+    used = {node.op for axis, name in EVERY for node in nodes(traced(varied(axis, name)))}
+    assert used == OPERATIONS
+
+
+def test_the_start_is_a_constant_in_the_dtype_of_the_product() -> None:
+    choices = nadam.Choices(product=nadam.float32_product)
+    state, clock = nadam.init(trace.name("param"), choices, xp=trace.NAMESPACE, num=trace.NUMBERS)
+    assert {**trace.fields(state, "state"), **trace.fields(clock, "clock")}.keys() == {
+        *("state.m", "state.v", "clock.t", "clock.product"),
+        *("clock.base_power", "clock.beta2_power"),
+    }
+    assert trace.evaluate(state.m, {}, xp=Arrays(), num=Numbers()) == 0
+    product = trace.evaluate(clock.product, {}, xp=Arrays(), num=Numbers())
+    assert (product, product.dtype) == (1, np.float32)
+
+
+def test_formulas_leave_out_conversions_to_float64_alone() -> None:
+    num, x = trace.FORMULA_NUMBERS, trace.name("x")
+    assert num.float64(x) is x
+    assert [repr(num.float32(x)), repr(num.native(x))] == ["num.float32(x)", "num.native(x)"]
+
+
+def test_what_the_rule_shares_stays_shared() -> None:
+    m = trace.name("m")
+    root = trace.NAMESPACE.sqrt(m)
+    definition = trace.define({"y": trace.name("b") * 2, "x": (root + 1) * (root - 1)})["x"]
+    assert definition.args[0].args[0] is definition.args[1].args[0]
+    replaced = trace.replace(definition, lambda node: trace.name("a") if node is m else None)
+    assert repr(replaced) == "mul(add(sqrt(a), 1), sub(sqrt(a), 1))"
+    assert replaced.args[0].args[0] is replaced.args[1].args[0]
+
+
+def test_evaluation_computes_a_shared_node_once() -> None:
+    calls = []
+
+    class Counting(Arrays):
+        @staticmethod
+        def sqrt(x: float) -> float:
+            calls.append(x)
+            return x**0.5
+
+    node = trace.NAMESPACE.sqrt(trace.name("m"))
+    for _ in range(40):  # 2 ** 40 calls, if a node were not remembered
+        node = node + node
+    assert trace.evaluate(node, {"m": 4.0}, xp=Counting(), num=Numbers()) == 2.0**41
+    assert calls == [4.0]
+
+
+def test_a_renamed_input_is_called_by_its_new_name() -> None:
+    p, g = trace.name("p"), trace.name("g")
+    outputs = {"before": p, "grad": g, "after": p - g}
+    assert repr(trace.define(outputs)["after"]) == "sub(p, g)"
+    renamed = trace.define(outputs, renamed={"p"})
+    assert [repr(renamed["before"]), repr(renamed["after"])] == ["p", "sub(before, g)"]
+
+
+@pytest.mark.parametrize(
+    ("beta1", "m"),
+    [
+        (0.9, "lerp(state.m, grad, sub(1, hyper.beta1))"),
+        (0.3, "lerp(grad, state.m, sub(1, sub(1, hyper.beta1)))"),
+    ],
+)
+def test_an_example_value_decides_a_branch_on_numbers(beta1: float, m: str) -> None:
+    choices = nadam.Choices(first=nadam.lerp)
+    definitions = traced(choices, HYPER._replace(beta1=beta1))
+    assert repr(definitions["quantities.m"]) == m
+
+
+def test_a_branch_without_an_example_value_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"an example value, and sub\(1, w\) has none"):
+        _ = 1 - trace.name("w") < 0.5
+
+
+@pytest.mark.parametrize("compare", [operator.lt, operator.le, operator.gt, operator.ge])
+def test_comparisons_are_those_of_the_example_values(compare: Any) -> None:
+    for x, y in [(1, 2), (2, 2), (3, 2)]:
+        assert compare(trace.name("x", x), y) == compare(x, y)
+        assert compare(x, trace.name("y", y)) == compare(x, y)
+
+
+def test_an_expression_as_a_condition_is_refused() -> None:
+    with pytest.raises(TypeError, match="neither true nor false"):
+        bool(trace.name("x", 1.0))
+
+
+def test_an_example_that_cannot_be_computed_is_unknown() -> None:
+    node = 1 / trace.name("x", 0.0)
+    assert (repr(node), node.value) == ("div(1, x)", None)
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda x: -x, "neg(x)"),
+        (lambda x: x + 1, "add(x, 1)"),
+        (lambda x: 1 + x, "add(1, x)"),
+        (lambda x: x - 1, "sub(x, 1)"),
+        (lambda x: 1 - x, "sub(1, x)"),
+        (lambda x: x * 2, "mul(x, 2)"),
+        (lambda x: 2 * x, "mul(2, x)"),
+        (lambda x: x / 2, "div(x, 2)"),
+        (lambda x: 2 / x, "div(2, x)"),
+        (lambda x: x**2, "pow(x, 2)"),
+        (lambda x: 2**x, "pow(2, x)"),
+    ],
+)
+def test_operators_keep_the_order_of_their_operands(function: Any, expected: str) -> None:
+    node = function(trace.name("x", 3.0))
+    assert repr(node) == expected
+    assert node.value == function(3.0)
+    assert trace.evaluate(node, {"x": 5.0}, xp=Arrays(), num=Numbers()) == function(5.0)
+
+
+def test_a_name_without_a_value_is_named_by_the_error() -> None:
+    with pytest.raises(KeyError, match=r"state\.m"):
+        trace.evaluate(trace.name("state.m") + 1, {}, xp=Arrays(), num=Numbers())
