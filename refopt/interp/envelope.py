@@ -20,6 +20,7 @@ from refopt.interp.formats import FORMATS, Format
 
 arb = flint.arb
 ROUNDINGS = 2  # k: one rounding to nearest, or two of a fused or reciprocal form
+POWER = 4  # k of a power, which no library rounds correctly
 _ZERO = arb(0)
 _HUGE = arb(2) ** 20000  # stands for "no bound"; far beyond the largest number of any format
 
@@ -36,7 +37,7 @@ class Interval(NamedTuple):
     @property
     def special(self) -> bool:
         """Whether anything but a finite value is possible."""
-        return self.nan or self.plus or self.minus or self.low is None
+        return self.low is None or self.nan or self.plus or self.minus
 
     def holds(self, x: float) -> bool:
         """Whether an observation lies inside; False is proven."""
@@ -224,27 +225,32 @@ class Rounding:
         self.tiny = arb(2) ** f.emin
         self.eta = self.tiny if flush else arb(2) ** (f.spacing - 1)
         self.largest = arb(f.largest)
+        self._widths = {n: (n * self.unit, n * self.eta) for n in (1, k, POWER)}
 
     def __call__(self, x: Interval, k: int | None = None) -> Interval:
         """`x` widened by k roundings."""
-        if x.low is None or (x.low is x.high and self._representable(x.low)):
+        low, high, nan, plus, minus = x
+        if low is None or (low is high and self._representable(low)):
             return x
         k = self.k if k is None else k
-        low, high = x.low, x.high
-        if low != 0:
-            moved = low - k * (self.unit * abs(low) + self.eta)
-            low = _ZERO if low > 0 and not moved >= 0 else moved
-        if high != 0:
-            moved = high + k * (self.unit * abs(high) + self.eta)
-            high = _ZERO if high < 0 and not moved <= 0 else moved
-        plus, minus = x.plus, x.minus
+        unit, eta = self._widths[k]
+        if low > 0:
+            low = low - (unit * low + eta)
+            low = low if low >= 0 else _ZERO
+        elif low != 0:
+            low = low + (unit * low - eta)
+        if high < 0:
+            high = high - (unit * high - eta)
+            high = high if high <= 0 else _ZERO
+        elif high != 0:
+            high = high + (unit * high + eta)
         if not high <= self.largest:
             plus, high = True, (high if high < _HUGE else _HUGE)
             low = low if low < _HUGE else self.largest
         if not low >= -self.largest:
             minus, low = True, (low if low > -_HUGE else -_HUGE)
             high = high if high > -_HUGE else -self.largest
-        return Interval(low, high, x.nan, plus, minus)
+        return Interval(low, high, nan, plus, minus)
 
     def performed(self, x: Interval) -> Interval:
         """`x` rounded to nearest once, as stated: on both ends, since rounding keeps order."""
@@ -270,15 +276,18 @@ class Rounding:
     def _representable(self, x: Any) -> bool:
         if not x.is_exact() or not x.is_finite():
             return False
-        mantissa, exponent = (int(part) for part in x.man_exp())
-        if mantissa == 0:
-            return True
-        top = mantissa.bit_length() + exponent - 1
-        return (
-            mantissa.bit_length() <= self.format.precision
-            and exponent >= self.format.spacing
-            and top <= self.format.emax
-            and (not self.flush or top >= self.format.emin)
+        mantissa, exponent = x.man_exp()
+        bits = mantissa.bit_length()
+        if bits > self.format.precision:
+            return False
+        top = bits + int(exponent) - 1
+        return bool(
+            mantissa == 0
+            or (
+                exponent >= self.format.spacing
+                and top <= self.format.emax
+                and (not self.flush or top >= self.format.emin)
+            )
         )
 
 
@@ -292,16 +301,16 @@ class Real:
         self.x, self.dtype, self.numbers = x, dtype, numbers
 
     def _apply(self, operation: Callable[..., Interval], a: Any, b: Any) -> Real:
-        if not all(isinstance(e, Real | int | float) for e in (a, b)):
-            return NotImplemented
-        a, b = (self.numbers(e) for e in (a, b))
-        dtype = self.numbers.wider(a.dtype, b.dtype)
-        rounding = self.numbers.rounding(dtype)
-        left, right = (
-            e.x if e.dtype == dtype else self.numbers.rounding(dtype, 32)(e.x, 1) for e in (a, b)
-        )
-        k = 4 if operation is powered else None  # a power is not correctly rounded anywhere
-        return Real(rounding(operation(left, right), k), dtype, self.numbers)
+        for e in (a, b):
+            if not isinstance(e, Real | int | float):
+                return NotImplemented
+        numbers = self.numbers
+        a, b = numbers(a), numbers(b)
+        dtype = numbers.wider(a.dtype, b.dtype)
+        left = a.x if a.dtype == dtype else numbers.rounding(dtype, 32)(a.x, 1)
+        right = b.x if b.dtype == dtype else numbers.rounding(dtype, 32)(b.x, 1)
+        k = POWER if operation is powered else None
+        return Real(numbers.rounding(dtype)(operation(left, right), k), dtype, numbers)
 
     def __add__(self, other: Any) -> Real:
         return self._apply(added, self, other)
@@ -355,6 +364,7 @@ class Reals:
 
     def __init__(self, native: str = "float64", k: int = ROUNDINGS) -> None:
         self.native_dtype, self.k = native, k
+        self._roundings: dict[tuple[str | None, int], Rounding] = {}
 
     def __call__(self, x: Any) -> Real:
         return x if isinstance(x, Real) else Real(point(float(x)), None, self)
@@ -380,8 +390,12 @@ class Reals:
 
     def rounding(self, dtype: str | None, least: int = 0) -> Rounding:
         """The rounding of a dtype; `least` is the width below which float32 is meant."""
-        name = dtype or "float64"
-        return _rounding("float32" if FORMATS[name].width < least else name, self.k, flush=False)
+        key = (dtype, least)
+        if key not in self._roundings:
+            name = dtype or "float64"
+            name = "float32" if FORMATS[name].width < least else name
+            self._roundings[key] = _rounding(name, self.k, flush=False)
+        return self._roundings[key]
 
     @staticmethod
     def wider(a: str | None, b: str | None) -> str | None:
@@ -417,9 +431,10 @@ class Intervals:
         self.ray = object() if ray is None else ray
 
     def _apply(self, operation: Callable[..., Interval], a: Any, b: Any) -> Intervals:
-        if not all(isinstance(e, Intervals | Real | int | float) for e in (a, b)):
-            return NotImplemented
-        left, right = (self._meet(e) for e in (a, b))
+        for e in (a, b):
+            if not isinstance(e, Intervals | Real | int | float):
+                return NotImplemented
+        left, right = self._meet(a), self._meet(b)
         around = self.rounding
         return Intervals(
             [around(operation(x, y)) for x, y in zip(left, right, strict=True)], around
