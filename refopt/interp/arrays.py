@@ -20,6 +20,7 @@ from array_api_compat import (
     is_cupy_array,
     is_jax_array,
     is_numpy_array,
+    is_numpy_namespace,
     is_torch_array,
     is_writeable_array,
 )
@@ -148,10 +149,6 @@ class Device:
         return xp.full((), float(x), dtype=xp.float32, device=place)
 
 
-def _kept(x: Any) -> Any:
-    return x
-
-
 def _is_array(x: Any) -> bool:
     return isinstance(x, Rounded) or is_array_api_obj(x)
 
@@ -160,7 +157,7 @@ def _cast(x: Number, dtype: str) -> Number:
     if not _is_array(x):
         return carried(dtype)(x)
     if isinstance(x, Rounded):
-        return Rounded(_cast(x.array, dtype), dtype, x.rounding if x.dtype not in HALF else _kept)
+        return Rounded(_cast(x.array, dtype), dtype, x.rounding if x.dtype not in HALF else _own)
     xp = array_namespace(x)
     return xp.astype(x, getattr(xp, dtype))
 
@@ -215,7 +212,7 @@ def passage(param: Any, half: str) -> Passage:
         # array-api-strict refuses any scalar that is not exactly a Python float, so here too
         # the array is wrapped; nothing is rounded.
         if is_array_api_strict_namespace(xp):
-            return Rounded(x, COMPLEX.get(name, name), _kept)
+            return Rounded(x, COMPLEX.get(name, name), _own)
         return x
 
     def leave(x: Any, stored: bool) -> Any:
@@ -287,10 +284,11 @@ def run(
     """
     xp = namespace_of(*params, *grads)
     ways = [passage(param, profile.half) for param in params]
-    strict = is_array_api_strict_namespace(xp.xp)
+    # Strict: see `passage`. NumPy: its scalars compute powers in their own way.
+    wraps = is_array_api_strict_namespace(xp.xp) or is_numpy_namespace(xp.xp)
 
-    def wrapped(x: Number) -> Number:  # see `passage`
-        return Rounded(x, "float32", _kept) if strict and is_array_api_obj(x) else x
+    def wrapped(x: Number) -> Number:
+        return Rounded(x, "float32", _own) if wraps and is_array_api_obj(x) else x
 
     with np.errstate(all="ignore"):
         quantities, after, ticked = rule.update(

@@ -193,10 +193,13 @@ class Rounded:
 
 
 def lift(function: Callable[..., Any], *operands: Any) -> Any:
-    """`function` of the plain operands, rounded as the `Rounded` among them says."""
-    pattern = next((x for x in operands if isinstance(x, Rounded)), None)
+    """`function` of the plain operands, rounded as the narrowest `Rounded` among them says."""
     result = function(*(plain(x) for x in operands))
-    return result if pattern is None else replace(pattern, array=pattern.rounding(result))
+    wrapped = [x for x in operands if isinstance(x, Rounded)]
+    if not wrapped:
+        return result
+    narrowest = min(wrapped, key=lambda x: FORMATS[x.dtype].precision)
+    return replace(narrowest, array=narrowest.rounding(result))
 
 
 def plain(x: Any) -> Any:
