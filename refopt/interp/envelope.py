@@ -80,6 +80,7 @@ def _zero(x: Interval) -> bool:
 
 
 def negated(x: Interval) -> Interval:
+    """-x."""
     if x.low is None:
         return Interval(None, None, x.nan, x.minus, x.plus)
     low = high = -x.high
@@ -89,6 +90,7 @@ def negated(x: Interval) -> Interval:
 
 
 def added(a: Interval, b: Interval) -> Interval:
+    """a + b; ∞ - ∞ is NaN."""
     low = high = None
     if a.low is not None and b.low is not None:
         low = high = a.low + b.low
@@ -107,6 +109,7 @@ def added(a: Interval, b: Interval) -> Interval:
 
 
 def multiplied(a: Interval, b: Interval) -> Interval:
+    """a * b; 0 * ∞ is NaN."""
     low = high = None
     if a.low is not None and b.low is not None:
         if a.low is a.high and b.low is b.high:
@@ -130,6 +133,7 @@ def multiplied(a: Interval, b: Interval) -> Interval:
 
 
 def divided(a: Interval, b: Interval) -> Interval:
+    """a / b; 0 / 0 and ∞ / ∞ are NaN; a divisor that may be zero gives no bound."""
     if not _zero(b) and not a.special and not b.special:
         if a.low is a.high and b.low is b.high:
             quotient = a.low / b.low
@@ -163,6 +167,7 @@ def _signs(a: Interval, b: Interval, *, infinite: bool) -> tuple[bool, bool]:
 
 
 def rooted(x: Interval) -> Interval:
+    """The square root; NaN joins where `x` may be negative."""
     nan = x.nan or x.minus
     if x.low is None or x.high < 0:
         return Interval(None, None, nan or x.low is not None, x.plus)
@@ -367,6 +372,7 @@ class Reals:
         self._roundings: dict[tuple[str | None, int], Rounding] = {}
 
     def __call__(self, x: Any) -> Real:
+        """`x` as it is; a Python float is the interval of that one value."""
         return x if isinstance(x, Real) else Real(point(float(x)), None, self)
 
     def carrying(self, x: Any, dtype: str) -> Real:
@@ -377,15 +383,19 @@ class Reals:
         return Real(self.rounding(dtype).performed(x.x), dtype, self)
 
     def float32(self, x: Any) -> Real:
+        """`x` rounded to float32, performed."""
         return self.carrying(x, "float32")
 
     def native(self, x: Any) -> Real:
+        """`x` rounded to the native dtype, performed."""
         return self.carrying(x, self.native_dtype)
 
     def float64(self, x: Any) -> Real:
+        """`x` as a Python float, which is wide enough for every dtype."""
         return Real(self(x).x, None, self)
 
     def of(self, param: Any) -> Reals:
+        """The numbers beside an array: its dtype is native."""
         return Reals(param.dtype, self.k)
 
     def rounding(self, dtype: str | None, least: int = 0) -> Rounding:
@@ -509,15 +519,18 @@ class Envelope:
         return Intervals(elements, _rounding(dtype, self.k, flush=self.flush))
 
     def sqrt(self, x: Intervals) -> Intervals:
+        """Square root, one operation."""
         return Intervals([x.rounding(rooted(e)) for e in x.elements], x.rounding)
 
     def float32(self, x: Intervals) -> Intervals:
+        """`x` rounded to float32, performed; in the dtype it has."""
         if x.rounding.format.precision <= FORMATS["float32"].precision:
             return x
         performed = _rounding("float32", self.k, flush=self.flush).performed
         return Intervals([performed(e) for e in x.elements], x.rounding)
 
     def zeros_like(self, x: Intervals) -> Intervals:
+        """Exact zeros."""
         return Intervals([point(0.0)] * len(x.elements), x.rounding)
 
     def lerp(self, start: Intervals, end: Intervals, weight: Any) -> Intervals:

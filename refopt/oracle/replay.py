@@ -55,11 +55,15 @@ class Replay:
         pairs = [self.rule.init(p, choices, xp=self.xp, num=self.num) for p in params]
         return Memory(params, [state for state, _ in pairs], [clock for _, clock in pairs])
 
-    def step(self, t: int, memory: Memory) -> Memory:
-        """Step `t` (from 1) of every group."""
+    def step(self, t: int, memory: Memory, ticked: dict[int, Any] | None = None) -> Memory:
+        """Step `t` (from 1) of every group.
+
+        `ticked` keeps the coefficients of each group, or has them from a replay with equal ones.
+        """
+        ticked = {} if ticked is None else ticked
         params, states, clocks = (list(part) for part in memory)
         given = self.case.gradients(t)
-        for members, overrides in self.case.groups:
+        for g, (members, overrides) in enumerate(self.case.groups):
             hyper = self.hyper(t, overrides)
             grads = [
                 None
@@ -67,15 +71,21 @@ class Replay:
                 else self.array([] if self.only_clocks else given[i], self.case.dtypes[i])
                 for i in members
             ]
+            own = [params[i] for i in members]
+            counted = [clocks[i] for i in members]
+            choices = self.choices(hyper)
+            if g not in ticked:
+                ticked[g] = self.rule.ticks(own, grads, counted, hyper, choices, num=self.num)
             quantities, new_states, new_clocks = self.rule.update(
-                [params[i] for i in members],
+                own,
                 grads,
                 [states[i] for i in members],
-                [clocks[i] for i in members],
+                counted,
                 hyper,
-                self.choices(hyper),
+                choices,
                 xp=self.xp,
                 num=self.num,
+                ticked=ticked[g],
             )
             for i, q, state, clock in zip(members, quantities, new_states, new_clocks, strict=True):
                 clocks[i] = clock

@@ -15,10 +15,11 @@ from refopt.interp.balls import precision
 from refopt.interp.envelope import ROUNDINGS, Interval
 from refopt.interp.formats import FORMATS, ulp
 from refopt.oracle.golden import Case, Run
-from refopt.oracle.replay import ARRAYS, NUMBERS, Memory, Replay
+from refopt.oracle.replay import NUMBERS, Memory, Replay
 from refopt.typing import Profile
 
 CONFORMS, VIOLATION, INCONCLUSIVE = "conforms", "violation", "inconclusive"
+OPEN, FORCED = "open-loop", "teacher-forced"
 
 
 class Finding(NamedTuple):
@@ -72,30 +73,51 @@ def judge(
     axes: bool = True,
 ) -> Verdict:
     """Judge a run of a case; `axes` also asks which alternatives it excludes."""
-    with precision():
-        checks = 0
-        unbounded = 0
-        first: Finding | None = None
-        worst_ulp = worst_share = 0.0
-        for check in _order(_checks(rule, case, run, profile, k=k, flush=flush)):
-            checks += 1
-            unbounded += not check.interval.bounded
-            if not check.interval.holds(check.observed):
-                first = first or _finding(check)
-            elif check.mode == "teacher-forced" and check.interval.bounded:
-                distance, share = _distance(check, case, run)
-                worst_ulp, worst_share = max(worst_ulp, distance), max(worst_share, share)
-        excluded: dict[str, list[str]] = {}
-        undecided: dict[str, list[str]] = {}
-        if axes and first is None:
-            for axis, name, choice in alternatives(rule, case, profile):
-                held = holds(rule, case, run, profile, {axis: choice}, k=k, flush=flush)
-                (undecided if held else excluded).setdefault(axis, []).append(name)
-        status = VIOLATION if first else CONFORMS if excluded else INCONCLUSIVE
+    return Judge(rule, case, run, profile, k=k, flush=flush).verdict(axes=axes)
+
+
+class Judge:
+    """One run against one profile, and against that profile with choices changed."""
+
+    def __init__(
+        self,
+        rule: ModuleType,
+        case: Case,
+        run: Run,
+        profile: Profile,
+        *,
+        k: int = ROUNDINGS,
+        flush: bool = False,
+    ) -> None:
+        self.rule, self.case, self.run, self.profile = rule, case, run, profile
+        self.k, self.flush = k, flush
+        self._starts: dict[int, Memory] = {}  # step -> what the recorded state before it gives
+        self._ticked: dict[int, dict[int, Any]] = {}  # step -> coefficients by group
+
+    def verdict(self, *, axes: bool = True) -> Verdict:
+        """Every observation, and with `axes` every alternative that may be told apart."""
+        with precision():
+            checks = unbounded = 0
+            first: Finding | None = None
+            worst_ulp = worst_share = 0.0
+            for check in _order(self._checks()):
+                checks += 1
+                unbounded += not check.interval.bounded
+                if not check.interval.holds(check.observed):
+                    first = first or _finding(check)
+                elif check.mode == FORCED and check.interval.bounded:
+                    distance, share = _distance(check, self.case, self.run)
+                    worst_ulp, worst_share = max(worst_ulp, distance), max(worst_share, share)
+            excluded: dict[str, list[str]] = {}
+            undecided: dict[str, list[str]] = {}
+            if axes and first is None:
+                for axis, name, choice in self.alternatives():
+                    held = not self._matters(axis) or self.holds({axis: choice})
+                    (undecided if held else excluded).setdefault(axis, []).append(name)
         return Verdict(
-            case.id,
-            profile.name,
-            status,
+            self.case.id,
+            self.profile.name,
+            VIOLATION if first else CONFORMS if excluded else INCONCLUSIVE,
             checks,
             unbounded,
             excluded,
@@ -105,99 +127,113 @@ def judge(
             worst_share,
         )
 
+    def alternatives(self) -> Iterator[tuple[str, str, Any]]:
+        """(axis, name, choice) of every single change that is another rule over the reals."""
+        for axis, named in self.rule.AXES.items():
+            current = {getattr(choices, axis) for _, choices in self._settings()}
+            names = {name for name, choice in named.items() if choice in current}
+            for equal in self.rule.SAME_EXACTLY.get(axis, ()):
+                names |= equal if names & equal else set()
+            for name, choice in named.items():
+                if name not in names:
+                    yield axis, name, choice
+
+    def named(self) -> list[tuple[str, str]]:
+        """(axis, alternative) of every single change under which the run conforms."""
+        return [
+            (axis, name)
+            for axis, named in self.rule.AXES.items()
+            for name, choice in named.items()
+            if all(choice != getattr(choices, axis) for _, choices in self._settings())
+            and self.holds({axis: choice})
+        ]
+
+    def holds(self, changed: dict[str, Any]) -> bool:
+        """Whether the run lies inside the envelope of the profile with these choices changed."""
+        with precision():
+            return all(check.interval.holds(check.observed) for check in self._forced(changed))
+
+    def _settings(self) -> list[tuple[Any, Any]]:
+        """(hyperparameters, choices) of every group, at the start and after every change."""
+        replay = self._replay()
+        hypers = [
+            replay.hyper(t, overrides)
+            for _, overrides in self.case.groups
+            for t in (1, *self.case.changes)
+        ]
+        return [(hyper, replay.choices(hyper)) for hyper in hypers]
+
+    def _matters(self, axis: str) -> bool:
+        matters = self.rule.MATTERS.get(axis)
+        several = len(self.case.params) > 1 or any(None in step for step in self.case.grads)
+        return matters is None or matters([hyper for hyper, _ in self._settings()], several)
+
+    def _replay(self, changed: dict[str, Any] | None = None, *, clocks: bool = False) -> Replay:
+        return Replay(
+            self.rule,
+            self.case,
+            self.profile,
+            changed,
+            k=self.k,
+            flush=self.flush,
+            only_clocks=clocks,
+        )
+
+    def _checks(self) -> Iterator[Check]:
+        """Every observation, open-loop and teacher-forced."""
+        replay = self._replay()
+        before: Memory | None = None
+        for t, memory in replay.open_loop():
+            if t in self.run.steps:
+                yield from _compare(replay, self.run, t, memory, OPEN)
+                if before is not None and self._known(t):
+                    yield from self._step(replay, t, before)
+            before = memory
+
+    def _known(self, t: int) -> bool:
+        """Whether everything before step `t` is known."""
+        return t == 1 or "m" in self.run.steps.get(t - 1, {})
+
+    def _step(self, replay: Replay, t: int, before: Memory) -> Iterator[Check]:
+        """Step `t` from the recorded state before it; kept for alternatives that share it."""
+        start = before if t == 1 else replay.forced(before, self.run.steps[t - 1], self.run)
+        self._starts[t], self._ticked[t] = start, {}
+        memory = replay.step(t, start, self._ticked[t])
+        yield from _compare(replay, self.run, t, memory, FORCED)
+
+    def _forced(self, changed: dict[str, Any]) -> Iterator[Check]:
+        """Every observation teacher-forced; open-loop where no state was recorded."""
+        replay, run = self._replay(changed), self.run
+        if any("m" not in step for step in run.steps.values()):
+            for t, memory in replay.open_loop():
+                if t in run.steps:
+                    yield from _compare(replay, run, t, memory, OPEN)
+        elif self._starts and set(changed) <= set(self.rule.ARRAY_AXES):
+            for t, start in self._starts.items():
+                memory = replay.step(t, start, self._ticked[t])
+                yield from _compare(replay, run, t, memory, FORCED)
+        else:
+            clocks = self._replay(changed, clocks=True).open_loop()
+            _, before = next(clocks)
+            for t, memory in clocks:
+                if t in run.steps and self._known(t):
+                    start = (
+                        replay.start() if t == 1 else replay.forced(before, run.steps[t - 1], run)
+                    )
+                    yield from _compare(replay, run, t, replay.step(t, start), FORCED)
+                before = memory
+
 
 def alternatives(rule: ModuleType, case: Case, profile: Profile) -> Iterator[tuple[str, str, Any]]:
     """(axis, name, choice) of every single change that is another rule over the reals."""
-    replay = Replay(rule, case, profile)
-    own = [
-        replay.choices(replay.hyper(t, overrides))
-        for _, overrides in case.groups
-        for t in (1, *case.changes)
-    ]
-    for axis, named in rule.AXES.items():
-        current = {getattr(choices, axis) for choices in own}
-        names = {name for name, choice in named.items() if choice in current}
-        for equal in rule.SAME_EXACTLY.get(axis, ()):
-            names |= equal if names & equal else set()
-        for name, choice in named.items():
-            if name not in names:
-                yield axis, name, choice
-
-
-def holds(
-    rule: ModuleType,
-    case: Case,
-    run: Run,
-    profile: Profile,
-    changed: dict[str, Any],
-    *,
-    k: int = ROUNDINGS,
-    flush: bool = False,
-) -> bool:
-    """Whether a run lies inside the envelope of a profile with some choices changed."""
-    with precision():
-        return all(
-            check.interval.holds(check.observed)
-            for check in _forced(rule, case, run, profile, changed, k=k, flush=flush)
-        )
+    yield from Judge(rule, case, Run(profile.name, {}, {}), profile).alternatives()
 
 
 def named_by(
     rule: ModuleType, case: Case, run: Run, profile: Profile, *, k: int = ROUNDINGS
 ) -> list[tuple[str, str]]:
     """(axis, alternative) of every single change under which a run that deviates conforms."""
-    replay = Replay(rule, case, profile)
-    own = replay.choices(replay.hyper(1, {}))
-    return [
-        (axis, name)
-        for axis, named in rule.AXES.items()
-        for name, choice in named.items()
-        if choice != getattr(own, axis) and holds(rule, case, run, profile, {axis: choice}, k=k)
-    ]
-
-
-def _checks(
-    rule: ModuleType, case: Case, run: Run, profile: Profile, *, k: int, flush: bool
-) -> Iterator[Check]:
-    """Every observation, open-loop and teacher-forced."""
-    replay = Replay(rule, case, profile, k=k, flush=flush)
-    before: Memory | None = None
-    for t, memory in replay.open_loop():
-        if t in run.steps:
-            yield from _compare(replay, run, t, memory, "open-loop")
-            recorded = run.steps.get(t - 1)
-            if before is not None and (t == 1 or (recorded and "m" in recorded)):
-                start = before if t == 1 else replay.forced(before, recorded or {}, run)
-                yield from _compare(replay, run, t, replay.step(t, start), "teacher-forced")
-        before = memory
-
-
-def _forced(
-    rule: ModuleType,
-    case: Case,
-    run: Run,
-    profile: Profile,
-    changed: dict[str, Any],
-    *,
-    k: int,
-    flush: bool,
-) -> Iterator[Check]:
-    """Every observation teacher-forced; open-loop where the state before it is not known."""
-    replay = Replay(rule, case, profile, changed, k=k, flush=flush)
-    if any("m" not in step for step in run.steps.values()):
-        for t, memory in replay.open_loop():
-            if t in run.steps:
-                yield from _compare(replay, run, t, memory, "open-loop")
-        return
-    clocks = Replay(rule, case, profile, changed, k=k, flush=flush, only_clocks=True).open_loop()
-    _, before = next(clocks)
-    for t, memory in clocks:
-        if t == 1 and t in run.steps:
-            yield from _compare(replay, run, t, replay.step(t, replay.start()), "teacher-forced")
-        elif t in run.steps and t - 1 in run.steps:
-            start = replay.forced(before, run.steps[t - 1], run)
-            yield from _compare(replay, run, t, replay.step(t, start), "teacher-forced")
-        before = memory
+    return Judge(rule, case, run, profile, k=k).named()
 
 
 def _compare(replay: Replay, run: Run, t: int, memory: Memory, mode: str) -> Iterator[Check]:
@@ -215,7 +251,7 @@ def _compare(replay: Replay, run: Run, t: int, memory: Memory, mode: str) -> Ite
 def _order(checks: Iterator[Check]) -> list[Check]:
     """By step, then in the order of the data flow, teacher-forced (narrow) first."""
     flow = {q: place for place, q in enumerate((*NUMBERS[::-1], "m", "v", "param"))}
-    return sorted(checks, key=lambda c: (c.step, flow[c.quantity], c.mode == "open-loop"))
+    return sorted(checks, key=lambda c: (c.step, flow[c.quantity], c.mode == OPEN))
 
 
 def _finding(check: Check) -> Finding:
@@ -241,6 +277,3 @@ def _distance(check: Check, case: Case, run: Run) -> tuple[float, float]:
     update = check.observed - before[j]
     f = FORMATS[case.dtypes[i]]
     return away / ulp(update if update else check.observed, f), share
-
-
-__all__ = ["ARRAYS", "CONFORMS", "INCONCLUSIVE", "VIOLATION", "Finding", "Verdict", "judge"]

@@ -607,6 +607,16 @@ SAME_EXACTLY: dict[str, tuple[frozenset[str], ...]] = {
 }
 """Alternatives that differ in rounding and overflow alone: equal over the real numbers."""
 
+ARRAY_AXES = ("objective", "decay", "reading", "first", "second", "momentum", "root", "epsilon")
+"""Axes that do not enter `tick`."""
+
+MATTERS: dict[str, Callable[[Sequence[Hyper], bool], bool]] = {
+    "decay": lambda hypers, several: any(h.weight_decay != 0 for h in hypers),
+    "counter": lambda hypers, several: several,
+}
+"""When an axis can make a difference at all: from the hyperparameters in use, and whether there are
+several parameters, or one that is skipped at times."""
+
 
 def init(param: Array, choices: Choices, *, xp: Namespace, num: Numbers) -> tuple[State, Clock]:
     """Moments at zero, no step done, empty product (NAD-2)."""
@@ -672,6 +682,26 @@ def step(
     return Quantities(g, m, v, m_hat, v_hat, d, theta), State(m, v)
 
 
+def ticks(
+    params: Sequence[Array],
+    grads: Sequence[Array | None],
+    clocks: Sequence[Clock],
+    hyper: Hyper,
+    choices: Choices,
+    *,
+    num: Numbers,
+) -> Ticked:
+    """The coefficients of the next step and the clock after it, for each parameter (NAD-12)."""
+    there = [grad is not None for grad in grads]
+    if not any(there):  # NAD-12.2
+        return [(None, clock) for clock in clocks]
+
+    def advance(i: int, clock: Clock, held: bool = False) -> tuple[Scalars, Clock]:
+        return tick(clock, hyper, choices, num=num.of(params[i]), held=held)
+
+    return choices.counter(advance, clocks, there)  # NAD-12.1
+
+
 def update(
     params: Sequence[Array],
     grads: Sequence[Array | None],
@@ -682,25 +712,22 @@ def update(
     *,
     xp: Namespace,
     num: Numbers,
+    ticked: Ticked | None = None,
 ) -> tuple[list[Quantities | None], list[State], list[Clock]]:
-    """One step of a group of parameters; one whose gradient is None stays as it is (NAD-12)."""
-    there = [grad is not None for grad in grads]
-    if not any(there):  # NAD-12.2
-        return [None for _ in params], list(states), list(clocks)
+    """One step of a group of parameters; one whose gradient is None stays as it is (NAD-12).
 
-    def advance(i: int, clock: Clock, held: bool = False) -> tuple[Scalars, Clock]:
-        return tick(clock, hyper, choices, num=num.of(params[i]), held=held)
-
-    ticked = choices.counter(advance, clocks, there)  # NAD-12.1
+    `ticked`: what `ticks` gave, where it was asked for before (outside a compiled step, say).
+    """
+    if ticked is None:
+        ticked = ticks(params, grads, clocks, hyper, choices, num=num)
     quantities: list[Quantities | None] = [None for _ in params]
     states = list(states)
     for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
         if grad is None:
             continue  # NAD-12.3
-        own = num.of(param)
-        h = settle(hyper, choices, num=own)
+        h = settle(hyper, choices, num=num.of(param))
         quantities[i], states[i] = step(param, grad, states[i], ticked[i][0], h, choices, xp=xp)
-    return quantities, list(states), [clock for _, clock in ticked]
+    return quantities, states, [clock for _, clock in ticked]
 
 
 def configured(
