@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ from backends import LAYOUTS, LIBRARIES, _numpy, _standin, same_bits
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from refopt.interp.arrays import Device, Floats, dtype_name, init, run
+from refopt.interp.arrays import Device, Floats, dtype_name, init, namespace_of, run
 from refopt.interp.formats import COMPLEX
 from refopt.oracle import golden
 from refopt.oracle.verdict import judge
@@ -89,13 +90,21 @@ def put(library, case, grads):
         return [None if g is None else library.array(g, case.dtype, case.layout) for g in grads]
 
 
+@cache
+def stepper(profile, hyper, num, jitted):
+    def step(params, grads, states, clocks):
+        return run(nadam, profile, params, grads, states, clocks, hyper, num)
+
+    if not jitted:
+        return step
+    import jax
+
+    return jax.jit(step)
+
+
 def stepped(library, case, now, grads, num):
     """One step: (what follows, quantities)."""
-    step = lambda p, g, s, c: run(nadam, case.profile, p, g, s, c, case.hyper, num)  # noqa: E731
-    if library.jitted:
-        import jax
-
-        step = jax.jit(step)
+    step = stepper(case.profile, case.hyper, num, library.jitted)
     quantities, states, clocks = step(now.params, grads, now.states, now.clocks)
     params = [p if q is None else q.param for p, q in zip(now.params, quantities, strict=True)]
     return Run(params, states, clocks), quantities
@@ -154,11 +163,12 @@ def test_dtype_shape_place_and_layout_are_kept(make):
                     if case.layout != "strided":
                         assert library.strides(old.m) == library.strides(param)
 
-    # Every profile and dtype has its turn on every library, whatever hypothesis draws.
     holds()
-    for name in nadam.PROFILES if not library.jitted else ["documented", "torch-2.13-capturable"]:
-        for dtype in library.dtypes:
-            once(library, name, dtype)
+    # Every dtype and every profile has its turn on every library, whatever hypothesis draws.
+    for dtype in library.dtypes:
+        once(library, "documented", dtype)
+    for name in nadam.PROFILES if not library.jitted else ["torch-2.13-capturable"]:
+        once(library, name, library.dtypes[-1])
 
 
 def once(library, name, dtype):
@@ -236,7 +246,7 @@ def test_results_lie_inside_the_envelope_of_the_profile(make):
     num = numbers_for(library)[0]
     profiles = ["torch-2.13-capturable"] if library.jitted else tuple(nadam.PROFILES)
 
-    @examples(library)
+    @examples(library, 25)
     @given(cases(library.dtypes, special=True, profiles=profiles))
     def holds(case):
         with library.session():
@@ -341,3 +351,79 @@ def test_a_run_resumed_from_copies_goes_on_to_the_bit(make):
         assert all(same_bits(a, b) for a, b in zip(whole, seen, strict=True))
 
     holds()
+
+
+@pytest.mark.jax
+@pytest.mark.parametrize("numbers", NUMBERS)
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+def test_a_sharded_parameter_keeps_its_sharding(dtype, numbers):
+    import jax
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    devices = np.array(jax.devices()[:4])
+    assert devices.size == 4, "JAX was started before tests/backends.py set its flags"
+    mesh = Mesh(devices.reshape(2, 2), ("x", "y"))
+    num = NUMBERS[numbers]
+    for spec in (PartitionSpec("x", "y"), PartitionSpec("x", None), PartitionSpec(None, None)):
+        sharding = NamedSharding(mesh, spec)
+        host = np.arange(32, dtype="f4").reshape(4, 8)
+        param = jax.device_put(jax.numpy.asarray(host).astype(dtype), sharding)
+        grad = jax.device_put(0.5 * param + 1, sharding)
+        for name in ON_DEVICE:
+            profile = nadam.PROFILES[name]
+            state, clock = init(nadam, profile, param, num)
+            (q,), (new,), _ = run(
+                nadam, profile, [param], [grad], [state], [clock], profile.hyper, num
+            )
+            for x in (*state, *new, q.param):
+                assert x.sharding.is_equivalent_to(sharding, x.ndim), (name, spec, x.sharding)
+
+
+@pytest.mark.jax
+@pytest.mark.parametrize("name", ["documented", "torch-2.13", "torch-2.13-capturable", "keras-3"])
+def test_jit_traces_once_in_twenty_steps_with_the_clock_outside(name):
+    import jax
+
+    profile, traces = nadam.PROFILES[name], []
+    choices = nadam.configured(profile.choices, decays=True)
+    param = jax.numpy.asarray([1.0, -2.0, 3.0], dtype="float32")
+    num = Floats().of(param)
+    settled = nadam.settle(profile.hyper, choices, num=num)
+
+    @jax.jit
+    def step(param, grad, state, scalars):
+        traces.append(name)
+        space = namespace_of(param)
+        return nadam.step(param, grad, state, scalars, settled, choices, xp=space)
+
+    state, clock = init(nadam, profile, param)
+    for t in range(20):
+        hyper = profile.hyper._replace(lr=0.1 / (t + 1), weight_decay=0.1)
+        scalars, clock = nadam.tick(clock, hyper, choices, num=num)
+        q, state = step(param, 2 * param, state, scalars)
+        assert bool((q.param != param).all())
+        param = q.param
+    assert param.dtype == "float32"
+    assert len(traces) == 1
+
+
+@pytest.mark.jax
+def test_jit_traces_once_in_twenty_steps_with_the_clock_inside():
+    import jax
+
+    profile, traces = nadam.PROFILES["torch-2.13-capturable"], []
+    param = jax.numpy.asarray([1.0, -2.0, 3.0], dtype="float32")
+
+    @jax.jit
+    def step(param, state, clock):
+        traces.append(1)
+        (q,), (state,), (clock,) = run(
+            nadam, profile, [param], [2 * param], [state], [clock], profile.hyper, Device()
+        )
+        return q.param, state, clock
+
+    state, clock = init(nadam, profile, param, Device())
+    for _ in range(20):
+        param, state, clock = step(param, state, clock)
+    assert float(clock.t) == 20
+    assert len(traces) == 1
