@@ -64,12 +64,28 @@ class Balls:
     def native(self, x: Any) -> Any:
         return rounded(self(x), self._native)
 
+    def carrying(self, x: Any, dtype: str) -> Any:
+        """`x` rounded to `dtype`, performed."""
+        return rounded(self(x), FORMATS[dtype])
+
     def of(self, param: Any) -> Balls:
         return self
 
 
-class _Namespace:
-    """The operations of `refopt.typing.Namespace` on object arrays of balls."""
+class Space:
+    """The namespace (`refopt.typing.Namespace`) of object arrays of balls."""
+
+    numbers = Balls()
+
+    def array(self, values: list[float], dtype: str) -> Any:
+        """Exact balls, shape (n,); the dtype says nothing, since nothing is rounded."""
+        return array(values)
+
+    def cast(self, x: Any, dtype: str, *, stored: str | None = None) -> Any:
+        """`x`, after one rounding to the dtype `stored`, performed."""
+        if stored is None:
+            return x
+        return array([rounded(e, FORMATS[stored]) for e in x])
 
     def sqrt(self, x: Any) -> Any:
         return np.array([e.sqrt() for e in x.ravel()], dtype=object).reshape(x.shape)
@@ -85,11 +101,8 @@ class _Namespace:
         return (1 - weight) * start + weight * end
 
 
-NAMESPACE = _Namespace()
-
-
-def array(values: list[float]) -> Any:
-    """Exact balls from Python floats, shape (n,)."""
+def array(values: list[Any]) -> Any:
+    """Exact balls from Python floats (or balls), shape (n,)."""
     result = np.empty(len(values), dtype=object)
     result[:] = [flint.arb(x) for x in values]
     return result

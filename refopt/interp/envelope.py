@@ -505,6 +505,7 @@ class Envelope:
 
     def __init__(self, k: int = ROUNDINGS, *, flush: bool = False) -> None:
         self.k, self.flush = k, flush
+        self.numbers = Reals(k=k)
 
     def array(self, values: list[float], dtype: str) -> Intervals:
         """Exact values, flat, to be computed with in `dtype`."""

@@ -1,4 +1,4 @@
-"""A case run on the envelope: open-loop from the start, or step by step from recorded states."""
+"""A case run on intervals or balls: open-loop, or step by step from recorded states."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from refopt.interp.envelope import ROUNDINGS, Envelope, Interval, Reals
+from refopt.interp.envelope import Envelope, Interval
 from refopt.oracle.golden import Case, Run, Values
 from refopt.typing import Profile
 
@@ -26,7 +26,8 @@ class Memory(NamedTuple):
 class Replay:
     """One case under one record of choices.
 
-    `axis` and `alternative`: one choice put in place of the profile's own.
+    `changed`: choices put in place of the profile's own. `space`: an `Envelope` (the default) or
+    `balls.Space`. `only_clocks`: arrays without elements, where just the counters are wanted.
     """
 
     def __init__(
@@ -36,13 +37,13 @@ class Replay:
         profile: Profile,
         changed: dict[str, Any] | None = None,
         *,
-        k: int = ROUNDINGS,
-        flush: bool = False,
+        space: Any = None,
         only_clocks: bool = False,
     ) -> None:
         self.rule, self.case, self.profile = rule, case, profile
         self.changed = changed or {}
-        self.xp, self.num = Envelope(k, flush=flush), Reals(k=k)
+        self.xp = Envelope() if space is None else space
+        self.num = self.xp.numbers
         self.only_clocks = only_clocks
 
     def start(self) -> Memory:

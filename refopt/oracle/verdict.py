@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from refopt.interp.balls import precision
-from refopt.interp.envelope import ROUNDINGS, Interval
+from refopt.interp.envelope import ROUNDINGS, Envelope, Interval
 from refopt.interp.formats import FORMATS, ulp
 from refopt.oracle.golden import Case, Run
 from refopt.oracle.replay import NUMBERS, Memory, Replay
@@ -131,12 +131,10 @@ class Judge:
         """(axis, name, choice) of every single change that is another rule over the reals."""
         for axis, named in self.rule.AXES.items():
             current = {getattr(choices, axis) for _, choices in self._settings()}
-            names = {name for name, choice in named.items() if choice in current}
-            for equal in self.rule.SAME_EXACTLY.get(axis, ()):
-                names |= equal if names & equal else set()
-            for name, choice in named.items():
-                if name not in names:
-                    yield axis, name, choice
+            own = {name for name, choice in named.items() if choice in current}
+            equal = (names for names in self.rule.SAME_EXACTLY.get(axis, ()) if names & own)
+            same = own.union(*equal)
+            yield from ((axis, name, choice) for name, choice in named.items() if name not in same)
 
     def named(self) -> list[tuple[str, str]]:
         """(axis, alternative) of every single change under which the run conforms."""
@@ -174,8 +172,7 @@ class Judge:
             self.case,
             self.profile,
             changed,
-            k=self.k,
-            flush=self.flush,
+            space=Envelope(self.k, flush=self.flush),
             only_clocks=clocks,
         )
 

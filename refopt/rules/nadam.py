@@ -595,7 +595,11 @@ SAME_EXACTLY: dict[str, tuple[frozenset[str], ...]] = {
     "scalars": (frozenset({"double", "float32", "native"}),),
     "steps": (frozenset({"double", "float32", "native"}),),
     "schedule": (frozenset({"decaying", "decaying-running"}),),
-    "product": (frozenset({"exact", "float32", "native", "kept"}),),
+    "product": (
+        frozenset({"exact", "kept"}),
+        frozenset({"float32", "kept"}),
+        frozenset({"native", "kept"}),
+    ),
     "coefficient": (frozenset({"double", "kept"}),),
     "rate": (frozenset({"kept", "double"}),),
     "reading": (frozenset({"as-stored", "float32"}),),
@@ -605,7 +609,9 @@ SAME_EXACTLY: dict[str, tuple[frozenset[str], ...]] = {
     "root": (frozenset({"of-quotient", "of-each"}),),
     "move": (frozenset({"together", "apart"}),),
 }
-"""Alternatives that differ in rounding and overflow alone: equal over the real numbers."""
+"""Alternatives that differ in rounding and overflow alone: equal over the reals while the
+hyperparameters stay as they are (a running power remembers an earlier β₂). A product that is
+rounded at each step is not among them: its error adds up, and float64 parameters show it."""
 
 ARRAY_AXES = ("objective", "decay", "reading", "first", "second", "momentum", "root", "epsilon")
 """Axes that do not enter `tick`."""
