@@ -236,7 +236,9 @@ def _strides(x: Any) -> Any:
 def _laid_out_like(x: Any, pattern: Any) -> Any:
     if _strides(x) == _strides(pattern):
         return x
-    return write(array_namespace(x).empty_like(pattern), x)
+    room = array_namespace(x).empty_like(pattern)
+    room[...] = x  # no `write`: a graph of gradients goes on
+    return room
 
 
 # -- running --------------------------------------------------------------------------------------
@@ -331,8 +333,9 @@ def write(target: Any, value: Any) -> Any:
     """
     if not is_writeable_array(target):
         return value
-    with recording(False, target):
-        target[...] = value
+    if 0 not in target.shape:  # where dask refuses to write nothing
+        with recording(False, target):
+            target[...] = value
     return target
 
 
