@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 from refopt.errors import CaseError
 from refopt.interp.formats import COMPLEX, FORMATS, from_bits
 
+FORMATS_READ = ("refopt-golden/1", "refopt-vectors/1")
+
 Values = list[float]  # exact values of one array, flat; complex as pairs
 
 
@@ -71,8 +73,8 @@ def recordings(optimizer: str = "nadam", folder: Path | None = None) -> Iterator
 def load(path: Path) -> Iterator[Recording]:
     """The recordings of one file."""
     document = json.loads(path.read_text())
-    if document.get("format") != "refopt-golden/1":
-        msg = f"{path.name}: format must be 'refopt-golden/1', got {document.get('format')!r}"
+    if document.get("format") not in FORMATS_READ:
+        msg = f"{path.name}: format must be one of {FORMATS_READ}, got {document.get('format')!r}"
         raise CaseError(msg)
     for source in document["cases"]:
         case = parse(source)
