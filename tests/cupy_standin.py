@@ -26,6 +26,12 @@ class Device:
     def __repr__(self):
         return f"<CUDA Device {self.id}>"
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        return None
+
 
 class ndarray:  # noqa: N801
     syncs = 0

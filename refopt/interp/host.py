@@ -106,10 +106,27 @@ def on_host(x: Any, like: Any, dtype: str) -> Any:
 
 
 def beside(x: Any, like: Any) -> Any:
-    """The number `x` as a float32 array of shape () on the device of `like`."""
-    if is_array(x) and namespace_of(x) == namespace_of(like) and dtype_name(x) == "float32":
+    """The number `x` as an array of shape () on the device of `like`.
+
+    A Python number becomes float32. An array keeps its dtype, but beside narrower arrays it is at
+    most float32, because some libraries let it decide the dtype of a result.
+    """
+    if not is_array(x):
+        return Device().of(like).started(x)
+    return _narrowed(x if near(x, like) else placed(x, like), like)
+
+
+def near(x: Any, like: Any) -> bool:
+    """Whether both are of one library and on one device; JAX's is a sharding, and may differ."""
+    same = namespace_of(x) == namespace_of(like)
+    return same and (is_jax_array(x) or bool(device(x) == device(like)))
+
+
+def _narrowed(x: Any, like: Any) -> Any:
+    if not is_double(x) or is_double(like):
         return x
-    return Device().of(like).started(x)
+    xp = array_namespace(x)
+    return xp.astype(x, xp.float32)
 
 
 def is_double(x: Any) -> bool:
@@ -121,11 +138,10 @@ def scalar(x: Any, like: Any, unread: bool) -> Any:
     """The array `x` of one element as a number beside `like`.
 
     It carries its dtype, and stays an array of shape () where its library is that of `like` and
-    reading would wait for a device or, as `unread` says, must not be. Beside narrower arrays it is
-    then float32, because some libraries let it decide the dtype of a result.
+    reading would wait for a device or, as `unread` says, must not be; then see `beside`.
     """
     space = namespace_of(x)
     x = space.xp.reshape(x, ())
     if space == namespace_of(like) and (unread or is_jax_array(x) or is_cupy_array(x)):
-        return space.xp.astype(x, space.xp.float32) if is_double(x) and not is_double(like) else x
+        return _narrowed(x, like)
     return carried(dtype_name(x))(x) if is_floating(x) else float(x)

@@ -24,6 +24,7 @@ from refopt.interp.host import (
     is_array,
     is_double,
     is_floating,
+    near,
     on_host,
     placed,
     scalar,
@@ -132,7 +133,7 @@ class NAdam(Optimizer):
         if is_array(lr) and size(lr) != 1:
             msg = f"lr: an array of one element is required, got shape {tuple(lr.shape)}"
             raise ValueError(msg)
-        require("lr", lr)
+        require("lr", namespace_of(lr).xp.reshape(lr, ()) if is_array(lr) else lr)
         require("eps", eps)
         require("betas[0]", betas[0], below=1.0)
         require("betas[1]", betas[1], below=1.0)
@@ -200,7 +201,7 @@ class NAdam(Optimizer):
                 own = self.state[param]
                 for key, value in state.items():
                     old = own.get(key, value)
-                    own[key] = value if new_objects or old is value else write(old, value)
+                    own[key] = value if new_objects or not near(old, value) else write(old, value)
         return loss
 
     def _stepping(self, i: int, group: Group) -> list[Any]:
@@ -311,9 +312,12 @@ class NAdam(Optimizer):
         for key, value in state.items():
             if key in CLOCK:
                 dtype = dtype_name(value) if is_array(value) else self._dtype
-                dtype = dtype_name(array) if casts and is_array(value) and key != "step" else dtype
-                device = bool(group["capturable"])
-                fitted[key] = beside(value, array) if device else on_host(value, array, dtype)
+                if casts and is_array(value) and key != "step":
+                    dtype = dtype_name(array)
+                elif self.like_torch and group["capturable"]:
+                    dtype = "float32"
+                counter = on_host(value, array, dtype)
+                fitted[key] = beside(counter, array) if group["capturable"] else counter
             elif is_array(value):
                 exact = holds(array, value)
                 fitted[key] = placed(value, array, array.dtype if casts or exact else None)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from array_api_compat import device, is_jax_array, is_torch_array, size
+from array_api_compat import device, is_torch_array, size
 
 from refopt.interp.arrays import dtype_name, namespace_of, write
-from refopt.interp.host import is_array, is_floating
+from refopt.interp.host import is_array, is_floating, near
 
 
 class Parameter:
@@ -140,8 +140,7 @@ def _check_like(what: str, array: Any, x: Any) -> None:
     if dtype_name(x) != dtype_name(array):
         msg = f"{what}: dtype {dtype_name(array)} is required, got {dtype_name(x)}"
         raise TypeError(msg)
-    # The device of a JAX array is its sharding, which may differ.
-    if not is_jax_array(x) and device(x) != device(array):
+    if not near(x, array):
         msg = f"{what}: device {device(array)} is required, got {device(x)}"
         raise ValueError(msg)
 

@@ -1,0 +1,693 @@
+"""`refopt.NAdam` on every array library: arguments, groups, steps, and steps that fail."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+from backends import LIBRARIES, same_bits
+
+import refopt
+from refopt.interp.arrays import Device, Floats, dtype_name, init, run
+from refopt.rules import nadam as rule
+from refopt.rules.nadam import PROFILES
+
+RNG = np.random.default_rng(20160502)
+GRADIENTS = RNG.normal(size=(6, 3, 4))
+START = RNG.normal(size=(3, 4))
+NUMPY = LIBRARIES[0].values[0]()
+FEW = ("documented", "torch-2.13", "keras-3", "paddle-3.3")
+
+
+@pytest.fixture(params=[row for row in LIBRARIES if row.id != "jax-jit"])
+def library(request):
+    row = request.param()
+    with row.session():
+        yield row
+
+
+def parameter(value=1.0, grad=0.5, n=3):
+    """A NumPy parameter with a gradient."""
+    param = refopt.Parameter(np.full(n, value))
+    param.grad = None if grad is None else np.full(n, grad)
+    return param
+
+
+def trained(library, host, gradients, dtype="float64", layout="C", steps=None, **options):
+    """A parameter after a step with each gradient, and its optimizer."""
+    param = refopt.Parameter(library.array(host, dtype, layout))
+    optimizer = refopt.NAdam([param], **{"lr": 0.05, **options})
+    for grad in gradients[:steps]:
+        param.grad = library.array(grad, dtype, layout)
+        optimizer.step()
+    return param, optimizer
+
+
+def snapshot(optimizer):
+    """All that a step may change, as bytes."""
+    return pickle.dumps(
+        [
+            [[p.data for p in g["params"]] for g in optimizer.param_groups],
+            [(list(s), list(s.values())) for s in optimizer.state.values()],
+            [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups],
+        ]
+    )
+
+
+# -- arguments ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"lr": -1}, ValueError, "lr: a number >= 0 is required, got -1"),
+        ({"lr": float("nan")}, ValueError, "lr: .* got nan"),
+        ({"lr": np.ones(2)}, ValueError, r"lr: an array of one element .* got shape \(2,\)"),
+        ({"lr": np.array([-1.0])}, ValueError, "lr: "),
+        ({"lr": "0.1"}, TypeError, "'>=' not supported"),
+        ({"eps": -1e-8}, ValueError, "eps: a number >= 0"),
+        ({"betas": (1.0, 0.9)}, ValueError, r"betas\[0\]: a number in \[0, 1\) .* got 1.0"),
+        ({"betas": (0.9, -0.1)}, ValueError, r"betas\[1\]: a number in \[0, 1\)"),
+        ({"betas": (0.9, float("nan"))}, ValueError, r"betas\[1\]"),
+        ({"betas": (0.9,)}, IndexError, "index out of range"),
+        ({"betas": 0.9}, TypeError, "not subscriptable"),
+        ({"weight_decay": -0.1}, ValueError, "weight_decay: a number >= 0"),
+        ({"momentum_decay": -0.1}, ValueError, "momentum_decay: a number >= 0"),
+        ({"profile": "torch"}, ValueError, "profile: one of documented, torch-2.13.*got 'torch'"),
+        ({"fused": True}, TypeError, "fused"),
+    ],
+)
+def test_a_bad_argument_is_named(arguments, error, message):
+    with pytest.raises(error, match=message):
+        refopt.NAdam([parameter()], **arguments)
+
+
+def test_arguments_are_checked_in_the_order_of_the_signature_and_before_the_parameters():
+    bad = {"lr": -1, "eps": -1, "betas": (2, 2), "weight_decay": -1, "momentum_decay": -1}
+    for names in [*bad]:
+        with pytest.raises(ValueError, match=f"^{names}"):
+            refopt.NAdam([], **bad)
+        del bad[names]
+    with pytest.raises(ValueError, match="at least one parameter"):
+        refopt.NAdam([])
+
+
+def test_seven_arguments_have_a_position():
+    optimizer = refopt.NAdam([parameter()], 0.1, [0.8, 0.9], 1e-3, 0.2, 0.3, True)
+    assert {key: optimizer.defaults[key] for key in optimizer.defaults} == {
+        "lr": 0.1,
+        "betas": [0.8, 0.9],
+        "eps": 1e-3,
+        "weight_decay": 0.2,
+        "momentum_decay": 0.3,
+        "decoupled_weight_decay": True,
+        "maximize": False,
+        "foreach": None,
+        "capturable": False,
+        "differentiable": False,
+    }
+    with pytest.raises(TypeError, match="positional"):
+        refopt.NAdam([parameter()], 0.1, (0.8, 0.9), 1e-3, 0.2, 0.3, True, True)
+
+
+@pytest.mark.parametrize(
+    ("params", "error", "message"),
+    [
+        (np.ones(3), TypeError, r"params: .*got numpy.ndarray; wrap it: refopt.Parameter\(array\)"),
+        (parameter(), TypeError, "params: an iterable .* got refopt.optim.parameter.Parameter"),
+        (None, TypeError, "params: an iterable .* got NoneType"),
+        (iter(()), ValueError, "params: at least one"),
+        ([np.ones(3)], TypeError, r"params\[0\]: .*got numpy.ndarray; an array has no .grad: wrap"),
+        ([parameter(), "w"], TypeError, r"params\[1\]: .*got str$"),
+        ({"params": [parameter()]}, TypeError, r"params\[0\]: .*got str$"),
+        ([{"params": {parameter()}}], TypeError, "ordered collection is required, got a set"),
+        ([{"lr": 0.1}], KeyError, "params"),
+        ([{"params": [parameter()]}, parameter()], TypeError, "param_group: a dict is required"),
+        ([("a", parameter()), parameter()], ValueError, "got 1 names for 2 parameters"),
+        (
+            [{"params": [("a", parameter())]}, {"params": [parameter()]}],
+            ValueError,
+            "names for all groups or for none .* got one without names",
+        ),
+    ],
+)
+def test_bad_parameters_are_named(params, error, message):
+    with pytest.raises(error, match=message):
+        refopt.NAdam(params)
+
+
+def test_a_parameter_belongs_to_one_group():
+    p = parameter()
+    with pytest.raises(ValueError, match="one group only is required, got one of group 0"):
+        refopt.NAdam([{"params": [p]}, {"params": [parameter(), p]}])
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ([1.0], "data: an array is required, got list"),
+        (1.0, "data: an array is required, got float"),
+        (np.float32(1), "numpy.float32; numpy.asarray makes an array"),
+        (np.ma.ones(2), "data: an array is required"),
+        (np.arange(3), "data: a real or complex floating-point array is required, got int64"),
+        (np.array([None]), "got object"),
+    ],
+)
+def test_a_parameter_of_anything_but_a_floating_point_array_is_refused(data, message):
+    with pytest.raises(TypeError, match=message):
+        refopt.Parameter(data)
+
+
+# -- groups ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", [list, tuple, iter, set, lambda p: (x for x in p)])
+def test_parameters_come_from_any_iterable(form):
+    a, b = parameter(), parameter()
+    assert set(refopt.NAdam(form([a, b])).param_groups[0]["params"]) == {a, b}
+
+
+def test_a_group_takes_the_defaults_that_it_does_not_state_and_keeps_unknown_keys():
+    a, b = parameter(), parameter()
+    groups = [{"params": a, "lr": 0.5}, {"params": iter([b]), "note": "head"}]
+    optimizer = refopt.NAdam(groups, lr=0.1, eps=0.2)
+    assert [g["lr"] for g in optimizer.param_groups] == [0.5, 0.1]
+    assert [g["eps"] for g in optimizer.param_groups] == [0.2, 0.2]
+    assert optimizer.param_groups[1]["note"] == "head"
+    assert list(optimizer.param_groups[0]) == ["params", "lr", *list(optimizer.defaults)[1:]]
+    assert optimizer.param_groups[1]["params"] == [b]
+
+
+def test_the_dict_of_a_group_is_copied_but_is_the_group_under_a_torch_profile():
+    for profile, same in [("documented", False), ("torch-2.13", True)]:
+        group = {"params": parameter()}
+        optimizer = refopt.NAdam([group], profile=profile)
+        assert (optimizer.param_groups[0] is group) == same
+        assert (list(group) == ["params"]) != same
+
+
+def test_names_are_kept_with_their_group():
+    a, b = parameter(), parameter()
+    optimizer = refopt.NAdam([("w", a), ("b", b)])
+    assert optimizer.param_groups[0]["param_names"] == ["w", "b"]
+    assert optimizer.param_groups[0]["params"] == [a, b]
+
+
+def test_each_group_steps_with_its_own_options():
+    other = {"lr": 0.3, "maximize": True}
+    alone = [trained(NUMPY, START, GRADIENTS, **o)[0] for o in ({"lr": 0.1}, other)]
+    pair = [refopt.Parameter(START.copy()) for _ in range(2)]
+    optimizer = refopt.NAdam([{"params": pair[:1]}, {"params": pair[1:], **other}], lr=0.1)
+    for grad in GRADIENTS:
+        pair[0].grad = pair[1].grad = grad
+        optimizer.step()
+    assert [same_bits(p.data, q.data) for p, q in zip(pair, alone, strict=True)] == [True, True]
+    assert not same_bits(pair[0].data, pair[1].data)
+
+
+def test_a_group_added_later_starts_at_step_zero():
+    a, b = parameter(), parameter()
+    optimizer = refopt.NAdam([a])
+    optimizer.step()
+    assert optimizer.add_param_group({"params": [b]}) is None
+    optimizer.step()
+    assert [float(optimizer.state[p]["step"]) for p in (a, b)] == [2.0, 1.0]
+
+
+def test_repr_lists_the_options_of_each_group_sorted():
+    optimizer = refopt.NAdam([{"params": parameter()}, {"params": parameter(), "lr": 0.5}])
+    lines = repr(optimizer).splitlines()
+    assert (lines[0], lines[1], lines[-1]) == ("NAdam (", "Parameter Group 0", ")")
+    keys = [line.split(":")[0].strip() for line in lines[2:12]]
+    assert keys == sorted(optimizer.defaults)
+    assert lines[12:] == ["Parameter Group 1", *lines[2:8], "    lr: 0.5", *lines[9:12], ")"]
+
+
+# -- steps ----------------------------------------------------------------------------------------
+
+
+def by_the_rule(library, profile, hyper, num, dtype, layout="C"):
+    """The parameter, moments and clock after a step with each gradient, without an object."""
+    array = library.array(START, dtype, layout)
+    state, clock = init(rule, profile, array, num)
+    for grad in GRADIENTS[:3]:
+        grads = [library.array(grad, dtype, layout)]
+        (q,), (state,), (clock,) = run(rule, profile, [array], grads, [state], [clock], hyper, num)
+        array = q.param
+    return array, state, clock
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+@pytest.mark.parametrize("profile", [*PROFILES])
+def test_an_object_does_what_its_profile_does_on_every_library(library, profile, capturable):
+    if library.slow and profile not in FEW:
+        pytest.skip(f"{library.name} is slow; {', '.join(FEW)} reach every kind of counter")
+    chosen = PROFILES[profile]
+    if profile == "torch-2.13" and capturable:
+        chosen = PROFILES["torch-2.13-capturable"]
+    choices = rule.configured(chosen.choices, decays=True, decoupled_=False)
+    num = Device() if capturable else Floats()
+    for dtype in library.dtypes[: 1 if library.slow else None]:
+        want, moments, clock = by_the_rule(
+            library,
+            chosen._replace(choices=choices),
+            rule.Hyper(lr=0.05, weight_decay=0.1),
+            num,
+            dtype,
+        )
+        param, optimizer = trained(
+            library,
+            START,
+            GRADIENTS[:3],
+            dtype,
+            weight_decay=0.1,
+            profile=profile,
+            capturable=capturable,
+        )
+        state = optimizer.state[param]
+        assert same_bits(library.get(param.data), library.get(want))
+        assert same_bits(library.get(state["exp_avg"]), library.get(moments.m))
+        assert same_bits(library.get(state["exp_avg_sq"]), library.get(moments.v))
+        assert library.place(param.data) == library.place(library.array(START, dtype))
+        powers = ["base_power", "beta2_power"] if profile == "paddle-3.3" else []
+        assert list(state) == ["step", "mu_product", *powers, "exp_avg", "exp_avg_sq"]
+        for key, field in [("step", "t"), ("mu_product", "product")]:
+            counter, number = state[key], getattr(clock, field)
+            assert tuple(counter.shape) == ()
+            if capturable:
+                assert type(counter) is type(number)
+                assert dtype_name(counter) == dtype_name(number)
+                counter, number = library.get(counter), library.get(number)
+            else:
+                torch = library.name == "torch"
+                assert isinstance(counter, np.ndarray) != torch
+                narrow = profile.startswith("torch")
+                assert dtype_name(counter) == ("float32" if narrow else "float64")
+            assert float(counter) == float(number)
+
+
+@pytest.mark.parametrize("layout", ["C", "F", "strided"])
+def test_memory_stays_where_and_as_it_is(library, layout):
+    if library.strides is None or library.name == "numpy-read-only":
+        pytest.skip(f"{library.name} is not written in place")
+    param, optimizer = trained(library, START, GRADIENTS, layout=layout, steps=1)
+    state = optimizer.state[param]
+    held = [param.data, *state.values()]
+    bits = [library.get(x).copy() for x in (param.data, state["exp_avg"], state["exp_avg_sq"])]
+    strides = [library.strides(x) for x in (param.data, state["exp_avg"], state["exp_avg_sq"])]
+    gradient = param.grad = library.array(GRADIENTS[1], "float64", "C" if layout == "F" else "F")
+    kept = library.get(gradient).copy()
+    optimizer.step()
+    assert [x is y for x, y in zip(held, [param.data, *state.values()], strict=True)] == [True] * 5
+    moments = (param.data, state["exp_avg"], state["exp_avg_sq"])
+    assert [library.strides(x) for x in moments] == strides
+    assert not any(same_bits(library.get(x), old) for x, old in zip(moments, bits, strict=True))
+    assert param.grad is gradient
+    assert same_bits(library.get(gradient), kept)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3), (1,), (2, 1, 2, 2)])
+def test_every_shape_steps(library, shape):
+    for dtype in ("float32", "complex128")[: 1 if library.slow else None]:
+        param = refopt.Parameter(library.array(np.ones(shape), dtype))
+        param.grad = library.array(np.ones(shape), dtype)
+        optimizer = refopt.NAdam([param], lr=0.5)
+        optimizer.step()
+        got = library.get(param.data)
+        assert got.shape == shape
+        assert got.dtype.name == dtype
+        assert (got.real < 1).all()
+        assert [tuple(optimizer.state[param][k].shape) for k in ("exp_avg", "exp_avg_sq")] == [
+            shape
+        ] * 2
+
+
+def test_a_complex_parameter_steps_as_its_two_real_parts(library):
+    z = START + 1j * GRADIENTS[5]
+    gradients = [g + 1j * GRADIENTS[0] for g in GRADIENTS]
+    param, optimizer = trained(library, z, gradients, "complex128", steps=2)
+    pairs = [np.stack([x.real, x.imag], -1) for x in [z, *gradients]]
+    pair, real = trained(library, pairs[0], pairs[1:], steps=2)
+    for got, want in [
+        (param.data, pair.data),
+        *[(optimizer.state[param][k], real.state[pair][k]) for k in ("exp_avg", "exp_avg_sq")],
+    ]:
+        assert same_bits(
+            np.ascontiguousarray(library.get(got)).view("f8").reshape(3, 4, 2), library.get(want)
+        )
+
+
+def test_a_step_reads_nothing_from_the_device():
+    import cupy_standin
+
+    row = next(p for p in LIBRARIES if p.id == "cupy-standin").values[0]()
+    lr = row.array(np.array(0.05), "float32")
+    for capturable in (False, True):
+        for rate in (0.05, lr):
+            before = cupy_standin.ndarray.syncs
+            param = refopt.Parameter(row.array(START))
+            optimizer = refopt.NAdam([param], capturable=capturable)
+            optimizer.param_groups[0]["lr"] = rate
+            for grad in GRADIENTS:
+                param.grad = row.array(grad)
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=False)
+            optimizer.state_dict()
+            assert cupy_standin.ndarray.syncs == before
+            assert isinstance(optimizer.state[param]["step"], np.ndarray) != capturable
+            assert float(optimizer.state[param]["step"]) == 6.0
+
+
+# -- gradients ------------------------------------------------------------------------------------
+
+
+def test_a_parameter_without_gradient_keeps_its_value_and_its_own_count():
+    a, b = parameter(), parameter(grad=None)
+    optimizer = refopt.NAdam([a, b], weight_decay=0.1)
+    optimizer.step()
+    assert b not in optimizer.state
+    assert (b.data == 1.0).all()
+    b.grad, a.grad = a.grad, None
+    kept = copy.deepcopy(optimizer.state[a]), a.data.copy()
+    optimizer.step()
+    assert optimizer.state[b]["step"] == 1.0
+    assert pickle.dumps(optimizer.state[a]) == pickle.dumps(kept[0])
+    assert same_bits(a.data, kept[1])
+    first = parameter()
+    refopt.NAdam([first], weight_decay=0.1).step()
+    assert same_bits(b.data, first.data)
+
+
+def test_no_gradient_at_all_makes_no_state():
+    optimizer = refopt.NAdam([parameter(grad=None)])
+    assert optimizer.step() is None
+    assert not optimizer.state
+
+
+def test_a_zero_gradient_is_a_step():
+    p = parameter(grad=0.0)
+    optimizer = refopt.NAdam([p], lr=0.5, weight_decay=0.1, decoupled_weight_decay=True)
+    optimizer.step()
+    assert optimizer.state[p]["step"] == 1.0
+    assert (p.data == 1.0 - 0.5 * 0.1).all()
+
+
+def test_shared_counters_advance_without_a_gradient():
+    for profile, step, product in [("keras-3", True, True), ("mindspore-2.10", True, False)]:
+        a, b = parameter(), parameter(grad=None)
+        optimizer = refopt.NAdam([a, b], profile=profile)
+        optimizer.step()
+        state = [optimizer.state[p] for p in (a, b)]
+        assert (state[0]["step"] == state[1]["step"]) == step
+        assert (state[0]["mu_product"] == state[1]["mu_product"]) == product
+        assert (b.data == 1.0).all()
+
+
+def test_maximize_ascends_and_leaves_the_gradient_alone():
+    up, down = parameter(grad=0.5), parameter(grad=-0.5)
+    refopt.NAdam([up], maximize=True).step()
+    refopt.NAdam([down]).step()
+    assert same_bits(up.data, down.data)
+    assert (up.data > 1.0).all()
+    assert (up.grad == 0.5).all()
+
+
+def test_decoupled_decay_spares_the_moments():
+    plain, coupled, decoupled = ({}, {"weight_decay": 0.5}, {"weight_decay": 0.5})
+    decoupled = {**decoupled, "decoupled_weight_decay": True}
+    moments = []
+    for options in (plain, coupled, decoupled):
+        p = parameter()
+        optimizer = refopt.NAdam([p], **options)
+        optimizer.step()
+        moments.append(optimizer.state[p]["exp_avg"])
+    assert same_bits(moments[0], moments[2])
+    assert not same_bits(moments[0], moments[1])
+
+
+def test_a_parameter_twice_in_a_group_is_warned_about_and_steps_twice():
+    p, q = parameter(), parameter()
+    with pytest.warns(UserWarning, match="twice"):
+        twice = refopt.NAdam([p, p])
+    once = refopt.NAdam([q])
+    twice.step()
+    once.step()
+    once.step()
+    assert twice.state[p]["step"] == 2.0
+    assert same_bits(p.data, q.data)
+    assert pickle.dumps(dict(twice.state[p])) == pickle.dumps(dict(once.state[q]))
+
+
+def test_options_may_change_between_steps():
+    p = parameter()
+    optimizer = refopt.NAdam([p], lr=0.1)
+    optimizer.step()
+    product = float(optimizer.state[p]["mu_product"])
+    optimizer.param_groups[0].update(lr=0.0, betas=(0.0, 0.5), momentum_decay=3.0)
+    before = p.data.copy()
+    optimizer.step()
+    assert same_bits(p.data, before)
+    assert optimizer.state[p]["mu_product"] == 0.0 != product
+    assert (optimizer.state[p]["exp_avg"] == 0.5).all()
+
+
+def test_zero_grad_forgets_or_zeroes(library):
+    param = refopt.Parameter(library.array(START))
+    gradient = param.grad = library.array(GRADIENTS[0])
+    optimizer = refopt.NAdam([param, refopt.Parameter(library.array(START))])
+    optimizer.zero_grad(set_to_none=False)
+    assert (library.get(param.grad) == 0).all()
+    fixed = library.name in ("numpy-read-only", "jax")
+    assert (param.grad is gradient) != fixed
+    assert optimizer.param_groups[0]["params"][1].grad is None
+    optimizer.zero_grad()
+    assert param.grad is None
+
+
+def test_the_closure_is_called_once_first_and_its_value_returned():
+    p = parameter(grad=None)
+    calls = []
+
+    def closure():
+        calls.append(p.data.copy())
+        p.grad = np.full(3, 0.5)
+        return "loss"
+
+    assert refopt.NAdam([p]).step(closure) == "loss"
+    assert [(c == 1.0).all() for c in calls] == [True]
+    assert (p.data < 1.0).all()
+
+
+# -- learning rates that are arrays ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_an_array_of_one_element_is_a_learning_rate(library, shape):
+    for dtype in ("float32", "float64"):
+        for rate_dtype in ("float32", "float64"):
+            lr = library.array(np.full(shape, 0.25), rate_dtype)
+            param, optimizer = trained(library, START, GRADIENTS, dtype, lr=lr, steps=3)
+            want, _ = trained(library, START, GRADIENTS, dtype, lr=0.25, steps=3)
+            assert optimizer.param_groups[0]["lr"] is lr
+            got = library.get(param.data)
+            assert got.dtype == library.get(want.data).dtype
+            # a power of two scales without rounding
+            assert same_bits(got, library.get(want.data))
+
+
+def test_a_learning_rate_array_keeps_its_dtype_and_is_read_at_each_step():
+    lr = np.array(0.1, dtype="float32")
+    a, b, c = parameter(), parameter(), parameter()
+    refopt.NAdam([a], lr=lr).step()
+    refopt.NAdam([b], lr=float(lr)).step()
+    refopt.NAdam([c], lr=0.1).step()
+    assert same_bits(a.data, b.data)
+    assert not same_bits(a.data, c.data)
+    d = parameter()
+    optimizer = refopt.NAdam([d], lr=lr)
+    lr[...] = 0.0
+    optimizer.step()
+    assert (d.data == 1.0).all()
+
+
+# -- steps that fail ------------------------------------------------------------------------------
+
+
+def bad_state(key, value):
+    def spoil(optimizer, param):
+        optimizer.state[param][key] = value
+
+    return spoil
+
+
+def bad_option(**options):
+    return lambda optimizer, param: optimizer.param_groups[1].update(options)
+
+
+def bad_gradient(value):
+    return lambda optimizer, param: setattr(param, "grad", value)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "message"),
+    [
+        (bad_gradient(np.ones(2)), ValueError, r"gradient: shape \(3,\) is required, got \(2,\)"),
+        (bad_gradient(np.ones((1, 3))), ValueError, r"got \(1, 3\)"),
+        (bad_gradient(np.ones(3, "f4")), TypeError, "gradient: dtype float64 .* got float32"),
+        (bad_gradient([1.0] * 3), TypeError, "gradient: numpy.ndarray is required, got list"),
+        (bad_gradient(1.0), TypeError, "got float"),
+        (bad_gradient(np.ma.ones(3)), TypeError, "got numpy.ma"),
+        (bad_state("exp_avg", np.ones(2)), ValueError, r"state 'exp_avg': shape \(3,\)"),
+        (bad_state("exp_avg_sq", np.ones(3, "f4")), TypeError, "state 'exp_avg_sq': dtype"),
+        (bad_state("exp_avg", [0.0] * 3), TypeError, "state 'exp_avg': an array .* got list"),
+        (bad_state("step", np.ones(3)), ValueError, "state 'step': one number"),
+        (lambda o, p: o.state[p].pop("mu_product"), KeyError, "state 'mu_product' is required"),
+    ],
+)
+def test_a_failed_step_names_the_parameter_and_changes_nothing(spoil, error, message):
+    a, b, c = parameter(), parameter(), parameter()
+    groups = [{"params": [("a", a), ("c", c)]}, {"params": [("weight", b)], "lr": 0.5}]
+    optimizer = refopt.NAdam(groups)
+    c.grad = None
+    optimizer.step()
+    c.grad = a.grad
+    spoil(optimizer, b)
+    before = snapshot(optimizer)
+    with pytest.raises(error, match=rf"group 1, parameter 0 \(weight\): .*{message}"):
+        optimizer.step()
+    assert snapshot(optimizer) == before
+    assert c not in optimizer.state
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"betas": (0.9, 0.9, 0.9)}, ValueError, "betas: two numbers are required, got"),
+        ({"betas": (0.9, "x")}, TypeError, r"betas\[1\]: a number is required, got 'x'"),
+        ({"lr": "0.1"}, TypeError, "lr: a number is required, got '0.1'"),
+        ({"eps": None}, TypeError, "eps: a number is required, got None"),
+        ({"weight_decay": "1"}, TypeError, "weight_decay: a number"),
+        ({"momentum_decay": 1j}, TypeError, "momentum_decay: a number"),
+        ({"foreach": True, "differentiable": True}, AssertionError, "foreach=False is required"),
+    ],
+)
+def test_a_bad_option_is_named_at_the_step_which_changes_nothing(options, error, message):
+    a, b = parameter(), parameter()
+    optimizer = refopt.NAdam([{"params": a}, {"params": b}])
+    optimizer.step()
+    optimizer.param_groups[1].update(options)
+    before = snapshot(optimizer)
+    with pytest.raises(error, match=message):
+        optimizer.step()
+    assert snapshot(optimizer) == before
+    b.grad = None
+    assert optimizer.step() is None  # options of a group without gradients are not read
+
+
+def test_a_gradient_of_another_library_is_named(library):
+    if library.name.startswith("numpy"):
+        library = next(p for p in LIBRARIES if p.id == "strict-CPU_DEVICE").values[0]()
+    param, other = refopt.Parameter(START.copy(), name="w"), refopt.Parameter(library.array(START))
+    param.grad, other.grad = library.array(START, "float64"), library.array(START)
+    optimizer = refopt.NAdam([other, param])
+    before = library.get(other.data).copy()
+    with pytest.raises(TypeError, match=r"parameter 1 \(w\): gradient: numpy.ndarray is required"):
+        optimizer.step()
+    assert same_bits(library.get(other.data), before)
+    param.grad = GRADIENTS[0]
+    optimizer.step()  # one optimizer may hold parameters of two libraries
+    assert not same_bits(param.data, START)
+
+
+def test_a_gradient_on_another_device_is_named():
+    import array_api_strict as xp
+
+    param = refopt.Parameter(xp.asarray(START, device=xp.Device("device1")))
+    param.grad = xp.asarray(START)
+    with pytest.raises(ValueError, match=r"gradient: device .*device1.* is required, got"):
+        refopt.NAdam([param]).step()
+
+
+def test_a_closure_that_cannot_be_called_is_refused():
+    with pytest.raises(TypeError, match="closure: a callable is required, got int"):
+        refopt.NAdam([parameter()]).step(3)
+
+
+def test_a_decoupled_decay_that_a_profile_lacks_is_refused():
+    optimizer = refopt.NAdam([parameter()], profile="paddle-3.3", decoupled_weight_decay=True)
+    with pytest.raises(ValueError, match="decoupled_weight_decay: False is required"):
+        optimizer.step()
+
+
+# -- flags ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flag", ["foreach", "capturable", "differentiable"])
+def test_a_flag_takes_the_formula_that_torch_takes_for_it(flag):
+    got, _ = trained(NUMPY, START, GRADIENTS, profile="torch-2.13", **{flag: True})
+    options = {"capturable": True} if flag == "capturable" else {}
+    want, _ = trained(NUMPY, START, GRADIENTS, profile=f"torch-2.13-{flag}", **options)
+    plain, _ = trained(NUMPY, START, GRADIENTS, profile="torch-2.13")
+    assert same_bits(got.data, want.data)
+    assert not same_bits(got.data, plain.data)
+
+
+@pytest.mark.parametrize(
+    "options", [{"foreach": True}, {"foreach": False}, {"differentiable": True}]
+)
+def test_foreach_and_differentiable_leave_the_documented_numbers_alone(library, options):
+    got, optimizer = trained(library, START, GRADIENTS, steps=3, **options)
+    want, _ = trained(library, START, GRADIENTS, steps=3)
+    assert same_bits(library.get(got.data), library.get(want.data))
+    assert optimizer.param_groups[0][next(iter(options))] == next(iter(options.values()))
+
+
+def test_a_differentiable_step_replaces_what_a_parameter_holds():
+    start = START.copy()
+    param = refopt.Parameter(start)
+    param.grad = GRADIENTS[0]
+    optimizer = refopt.NAdam([param], differentiable=True)
+    optimizer.step()
+    first = param.data, dict(optimizer.state[param])
+    optimizer.step()
+    assert same_bits(start, START)
+    assert param.data is not first[0]
+    assert all(optimizer.state[param][key] is not value for key, value in first[1].items())
+
+
+def test_a_group_may_become_capturable_between_steps(library):
+    param, optimizer = trained(library, START, GRADIENTS, "float32", steps=2)
+    optimizer.param_groups[0]["capturable"] = True
+    optimizer.step()
+    assert float(optimizer.state[param]["step"]) == 3.0
+    optimizer.param_groups[0]["capturable"] = False
+    optimizer.step()
+    assert float(optimizer.state[param]["step"]) == 4.0
+    assert library.get(param.data).dtype == "float32"
+
+
+# -- copies ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))])
+def test_a_copy_goes_on_alone_and_alike(duplicate):
+    param, optimizer = trained(NUMPY, START, GRADIENTS, steps=3)
+    other = duplicate(optimizer)
+    (twin,) = other.param_groups[0]["params"]
+    assert twin is not param
+    assert list(other.state) == [twin]
+    before = param.data.copy()
+    twin.grad = GRADIENTS[3]
+    other.step()
+    assert same_bits(param.data, before)
+    param.grad = GRADIENTS[3]
+    optimizer.step()
+    assert same_bits(param.data, twin.data)
+    assert repr(other) == repr(optimizer)
+    assert other.profile == optimizer.profile
+
+
+def test_public_names():
+    assert sorted(refopt.__all__) == refopt.__all__
+    assert [name for name in vars(refopt) if name in refopt.__all__].sort() is None
+    assert all(getattr(refopt, name).__doc__ for name in refopt.__all__)
