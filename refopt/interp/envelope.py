@@ -261,22 +261,12 @@ class Rounding:
         """`x` rounded to nearest once, as stated: on both ends, since rounding keeps order."""
         if x.low is None:
             return x
-        low, high = (
-            end_rounded(x.low.lower(), self.format),
-            end_rounded(x.high.upper(), self.format),
-        )
-        plus, minus = x.plus or not high.is_finite(), x.minus or not low.is_finite()
-        if not low.is_finite() and low > 0:
-            return Interval(None, None, x.nan, True, minus and x.minus)
-        if not high.is_finite() and high < 0:
-            return Interval(None, None, x.nan, plus and x.plus, True)
-        if not high.is_finite():
-            high = self.largest
-        if not low.is_finite():
-            low = -self.largest
-        if x.low is x.high or low == high:
-            high = low
-        return Interval(low, high, x.nan, plus, minus)
+        low, high = (end_rounded(e, self.format) for e in (x.low.lower(), x.high.upper()))
+        plus, minus = high > self.largest, low < -self.largest
+        if low > self.largest or high < -self.largest:  # nothing finite is left
+            return Interval(None, None, x.nan, x.plus or plus, x.minus or minus)
+        low, high = (-self.largest if minus else low), (self.largest if plus else high)
+        return Interval(low, low if low == high else high, x.nan, x.plus or plus, x.minus or minus)
 
     def _representable(self, x: Any) -> bool:
         if not x.is_exact() or not x.is_finite():
