@@ -217,6 +217,13 @@ def test_evaluation_computes_a_shared_node_once() -> None:
     assert calls == [4.0]
 
 
+def test_a_value_keeps_its_first_name_and_its_example() -> None:
+    once = trace.name("x", 3.0) + 1
+    definitions = trace.define({"a": once, "b": once, "c": once * 2})
+    assert [repr(node) for node in definitions.values()] == ["add(x, 1)", "a", "mul(a, 2)"]
+    assert definitions["b"].value == 4.0
+
+
 def test_a_renamed_input_is_called_by_its_new_name() -> None:
     p, g = trace.name("p"), trace.name("g")
     outputs = {"before": p, "grad": g, "after": p - g}
