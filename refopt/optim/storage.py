@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +40,16 @@ def save(state_dict: dict[str, Any], path: str | os.PathLike[str]) -> None:
     tree = json.dumps(_packed(state_dict, arrays))
     content = serialize(arrays, {"format": FORMAT, "tree": tree})
     path = Path(path)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as file:
-        try:
+    aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+    try:
+        with aside.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-            file.close()
-            Path(file.name).replace(path)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
+        aside.replace(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
 
 
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:
