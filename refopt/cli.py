@@ -1,0 +1,262 @@
+"""The command `refopt`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from refopt.errors import RefoptError
+
+EXIT_CODES = (
+    "Exit codes: 0 all conform, and at least one check decided; 1 a violation; 2 usage, or "
+    "aborted; 3 the implementation or the harness broke; 4 an expectation is stale; 5 nothing "
+    "ran, or nothing was decided; 130 interrupted."
+)
+
+app = typer.Typer(
+    name="refopt",
+    help="The reference for optimizers: an oracle that says whether an implementation is right.",
+    epilog=EXIT_CODES,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@contextmanager
+def _exits() -> Iterator[None]:
+    """What goes wrong has an exit code of its own; nothing else is 1."""
+    from refopt.oracle.live import Missing
+    from refopt.oracle.report import BROKE, INTERRUPTED, USAGE
+
+    try:
+        yield
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        typer.echo("interrupted", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    except BrokenPipeError:
+        # Whoever read has seen enough; the flush at exit must not fail either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(USAGE) from None
+    except RefoptError as error:
+        typer.echo(f"refopt: {error}", err=True)
+        raise typer.Exit(USAGE if isinstance(error, Missing) else BROKE) from None
+    except (typer.Exit, typer.BadParameter):
+        raise
+    except Exception:
+        typer.echo(traceback.format_exc(), err=True)
+        raise typer.Exit(BROKE) from None
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from refopt.oracle import report, suite
+
+        typer.echo(f"refopt {report.release()}, suite {suite.version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the versions and stop.", callback=_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON Lines instead of text.")]
+Select = Annotated[
+    str, typer.Option("--select", metavar="GLOB", help="Only the cases whose id matches.")
+]
+
+
+@app.command(epilog=EXIT_CODES)
+def check(
+    implementation: Annotated[
+        str | None,
+        typer.Argument(
+            help="An installed framework (torch:NAdam, keras:Nadam, optax:nadam, timm:NAdamW, "
+            "paddle:NAdam, mindspore:NAdam), or a file or folder of recordings. "
+            "Without it: every recording and vector of the suite, and refopt itself on NumPy.",
+            show_default=False,
+        ),
+    ] = None,
+    select: Select = "*",
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Judge against this profile instead of each run's own (documented: the page).",
+        ),
+    ] = None,
+    as_json: Json = False,
+    junit: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write a JUnit XML report.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=0, help="Processes; 0: one a processor, 4 at most.")] = 0,
+    python: Annotated[
+        str, typer.Option(metavar="PATH", help="The interpreter that has the framework.")
+    ] = sys.executable,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, help="Time for one case of a framework.")
+    ] = 60.0,
+) -> None:
+    """Judge whether every value that an implementation gave can be explained by the rule."""
+    with _exits(), ExitStack() as stack:
+        from rich.console import Console
+
+        from refopt.oracle import live, report, suite
+
+        started = time.perf_counter()
+        if profile is not None and profile not in (known := suite.profiles()):
+            msg = f"--profile must be one of {', '.join(known)}; got {profile!r}"
+            raise typer.BadParameter(msg)
+        if junit is not None and not junit.parent.is_dir():
+            msg = f"--junit: the folder must exist, got {junit}"
+            raise typer.BadParameter(msg)
+        cases, framework = _cases(implementation, select)
+        if framework:
+            tasks = live.tasks(
+                framework,
+                cases,
+                profile,
+                python=python,
+                seconds=timeout,
+                log=stack.enter_context(live.log_file()),
+            )
+        else:
+            tasks = suite.tasks(cases, profile, numpy=implementation is None and profile is None)
+        tally, results = report.Tally(), []
+        if as_json:
+            _say(
+                report.header(
+                    {"implementation": implementation, "select": select, "profile": profile}
+                )
+            )
+        complete = False
+        try:
+            processes = min(jobs or min(_processors(), 4), len(cases)) or 1
+            for case in _progress(suite.spread(tasks, processes), len(cases)):
+                for result in case:
+                    tally.add(result)
+                    results.append(result)
+                    if as_json:
+                        _say(report.line(result))
+            complete = True
+        finally:
+            seconds = time.perf_counter() - started
+            code = tally.exit_code if complete else report.BROKE
+            if as_json:
+                _say(report.footer(tally, code, seconds, complete=complete))
+            else:
+                report.summary(tally, Console(), seconds)
+            if junit is not None:
+                junit.write_bytes(report.junit(results, seconds))
+        raise typer.Exit(code)
+
+
+@app.command("list")
+def list_(
+    pattern: Annotated[
+        str, typer.Argument(metavar="[GLOB]", help="Of case ids.", show_default=False)
+    ] = "*",
+    as_json: Json = False,
+) -> None:
+    """List the cases of the suite, and who ran them."""
+    with _exits():
+        from rich.console import Console
+
+        from refopt.oracle import report, suite
+
+        cases = [report.listed(r) for r in suite.selected(suite.recordings(), pattern)]
+        if not cases:
+            typer.echo(f"no case matches {pattern!r}", err=True)
+            raise typer.Exit(report.NOTHING)
+        if as_json:
+            for case in cases:
+                _say(case._asdict())
+            return
+        console = Console()
+        console.print(report.table_of(cases))
+        console.print(f"{len(cases)} cases, {sum(len(case.runs) for case in cases)} runs")
+
+
+@app.command()
+def show(case: Annotated[str, typer.Argument(metavar="ID", help="Of a case.")]) -> None:
+    """Show a case: its numbers in decimals and in bits, its runs, and their verdicts."""
+    with _exits():
+        from rich.console import Console
+
+        from refopt.oracle import report, suite
+
+        found = [r for r in suite.recordings() if r.case.id == case]
+        if not found:
+            msg = f"ID must be that of a case (refopt list), got {case!r}"
+            raise typer.BadParameter(msg)
+        console = Console()
+        for recording in found:
+            (task,) = suite.tasks([recording], numpy=False)
+            for part in report.shown(recording, suite.work(task)):
+                console.print(part, highlight=False)
+
+
+def _cases(implementation: str | None, select: str) -> tuple[list[Any], str]:
+    """(recordings, name of the framework to run on their cases; none: judge their runs)."""
+    from refopt.oracle import live, suite
+
+    if implementation in live.IMPLEMENTATIONS:
+        return list(suite.selected(live.cases(implementation), select)), implementation
+    if implementation is not None and not Path(implementation).exists():
+        known = ", ".join(live.IMPLEMENTATIONS)
+        msg = f"IMPLEMENTATION must be {known}, or a file or folder; got {implementation!r}"
+        raise typer.BadParameter(msg)
+    folder = None if implementation is None else Path(implementation)
+    return list(suite.selected(suite.recordings(folder), select)), ""
+
+
+def _progress(results: Iterable[Any], total: int) -> Iterable[Any]:
+    """The results, with a bar on a terminal."""
+    from rich.console import Console
+    from rich.progress import track
+
+    console = Console(stderr=True)
+    return track(
+        results,
+        "judging",
+        total=total,
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+
+
+def _say(message: Any) -> None:
+    print(json.dumps(message, allow_nan=False), flush=True)
+
+
+def _processors() -> int:
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def main() -> None:
+    """The entry point."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

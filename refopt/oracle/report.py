@@ -1,0 +1,470 @@
+"""What is said of results: tables and findings for people, JSON Lines and JUnit for machines."""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed
+from typing import Any, NamedTuple
+from xml.etree import ElementTree
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from refopt.interp.formats import FORMATS, to_bits, ulp
+from refopt.oracle import spec, suite
+from refopt.oracle.golden import Case, Recording, Run, Values
+from refopt.oracle.suite import FAILURES, GROUPS, OPTIMIZER, REJECTED, SKIPPED, Result
+from refopt.oracle.verdict import CONFORMS, INCONCLUSIVE, VIOLATION, Finding, Verdict
+
+SCHEMA = "refopt-report/1"
+OK, VIOLATED, USAGE, BROKE, STALE, NOTHING, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
+SHOWN = 5  # findings printed in full
+STYLES = {CONFORMS: "green", VIOLATION: "bold red", INCONCLUSIVE: "yellow"}
+
+
+def release() -> str:
+    """The version of refopt that is installed; "unknown" in a checkout that is not."""
+    try:
+        return installed("refopt")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+# -- tally ----------------------------------------------------------------------------------------
+
+
+class Row:
+    """What is known of one implementation so far."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.cells: dict[str, Counter[str]] = {}
+        self.origins: set[str] = set()
+        self.worst_ulp = self.worst_share = 0.0
+        self.first: Result | None = None  # the violation at the earliest step
+        self.axes: dict[str, dict[str, bool]] = {}  # axis -> alternative -> whether excluded
+
+    def add(self, result: Result) -> None:
+        """Take one more result into account."""
+        self.counts[result.status] += 1
+        self.cells.setdefault(result.group, Counter())[result.status] += 1
+        self.origins.add(result.item.implementation)
+        if (verdict := result.verdict) is None:
+            return
+        self.worst_ulp = max(self.worst_ulp, verdict.worst_ulp)
+        self.worst_share = max(self.worst_share, verdict.worst_share)
+        if verdict.first and (self.first is None or verdict.first.step < _step(self.first)):
+            self.first = result
+        for known, excluded in ((verdict.undecided, False), (verdict.excluded, True)):
+            for axis, names in known.items() if result.item.axes else ():
+                decided = self.axes.setdefault(axis, {})
+                decided.update({name: excluded or decided.get(name, False) for name in names})
+
+    @property
+    def undecided(self) -> dict[str, list[str]]:
+        """The alternatives that no run excludes, by axis."""
+        found = {
+            axis: [name for name, excluded in names.items() if not excluded]
+            for axis, names in self.axes.items()
+        }
+        return {axis: names for axis, names in found.items() if names}
+
+
+class Tally:
+    """All results of a check."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, Row] = {}
+        self.counts: Counter[str] = Counter()
+        self.notable: list[Result] = []  # violations, failures, stale expectations
+        self.cases: set[str] = set()
+        self.checks = 0
+
+    def add(self, result: Result) -> None:
+        """Take one more result into account."""
+        self.rows.setdefault(result.item.name, Row()).add(result)
+        self.counts[result.status] += 1
+        self.cases.add(result.case)
+        self.checks += result.verdict.checks if result.verdict else 0
+        if result.status == VIOLATION or result.status in FAILURES or result.item.stale:
+            self.notable.append(result)
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of a check that ran to its end."""
+        if any(self.counts[status] for status in FAILURES):
+            return BROKE
+        if self.counts[VIOLATION]:
+            return VIOLATED
+        if any(result.item.stale for result in self.notable):
+            return STALE
+        return OK if self.counts[CONFORMS] else NOTHING
+
+
+def _step(result: Result) -> int:
+    assert result.verdict is not None
+    assert result.verdict.first is not None
+    return result.verdict.first.step
+
+
+# -- text -----------------------------------------------------------------------------------------
+
+
+def summary(tally: Tally, console: Console, seconds: float) -> None:
+    """Both tables, what stayed undecided, and the totals."""
+    if not tally.rows:
+        console.print("no case matches the selection: nothing ran")
+        return
+    console.print(_verdicts(tally))
+    console.print(_groups(tally))
+    missing = {name: row.undecided for name, row in tally.rows.items() if row.undecided}
+    if missing:
+        console.print(
+            "[bold]decided by no run[/] (axis: alternatives that every run holds as well)"
+        )
+        for name, axes in missing.items():
+            listed = "; ".join(f"{axis}: {', '.join(names)}" for axis, names in axes.items())
+            console.print(f"  {name}: {listed}", soft_wrap=False, highlight=False)
+        console.print()
+    for result in tally.notable[:SHOWN]:
+        for line in paragraph(result):
+            console.print(line, highlight=False)
+        console.print()
+    if len(tally.notable) > SHOWN:
+        console.print(f"… and {len(tally.notable) - SHOWN} more: --json lists all\n")
+    parts = [f"{n} {status}" for status, n in tally.counts.most_common()]
+    console.print(
+        f"{sum(tally.counts.values())} runs of {len(tally.cases)} cases: {', '.join(parts)}; "
+        f"{tally.checks} comparisons; suite {suite.version()}; {seconds:.1f} s",
+        highlight=False,
+    )
+
+
+def _verdicts(tally: Tally) -> Table:
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("implementation", no_wrap=True)
+    others = [s for s in (REJECTED, SKIPPED, *FAILURES) if tally.counts[s]]
+    for status in (CONFORMS, VIOLATION, INCONCLUSIVE, *others):
+        table.add_column(status, justify="right")
+    table.add_column("worst ulp", justify="right")
+    table.add_column("of radius", justify="right")
+    diverges = any(row.first for row in tally.rows.values())
+    if diverges:
+        table.add_column("first divergence")
+    for name, row in tally.rows.items():
+        counts = [
+            f"[{STYLES.get(s, 'red')}]{row.counts[s]}[/]" if row.counts[s] else "·"
+            for s in (CONFORMS, VIOLATION, INCONCLUSIVE, *others)
+        ]
+        where = [_where(row.first) if row.first else ""] if diverges else []
+        table.add_row(
+            escape(name), *counts, _short(row.worst_ulp), f"{row.worst_share:.2f}", *where
+        )
+    return table
+
+
+def _groups(tally: Tally) -> Table:
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("by topic", no_wrap=True)
+    names = [
+        name for name in (*GROUPS, "other") if any(name in row.cells for row in tally.rows.values())
+    ]
+    for name in names:
+        table.add_column(name, justify="right")
+    for name, row in tally.rows.items():
+        table.add_row(escape(name), *(_cell(row.cells.get(group, Counter())) for group in names))
+    return table
+
+
+def _cell(counts: Counter[str]) -> str:
+    """Conforming runs; violations with x, inconclusive ones with ?, all others with !."""
+    other = sum(counts.values()) - sum(counts[s] for s in STYLES)
+    marks = ((counts[VIOLATION], "x", "bold red"), (counts[INCONCLUSIVE], "?", "yellow"))
+    parts = [f"[green]{counts[CONFORMS]}[/]"] if counts[CONFORMS] else []
+    parts += [f"[{style}]{n}{mark}[/]" for n, mark, style in (*marks, (other, "!", "dim")) if n]
+    return " ".join(parts) or "·"
+
+
+def _where(result: Result) -> str:
+    assert result.verdict is not None
+    assert result.verdict.first is not None
+    return f"step {result.verdict.first.step}, {result.verdict.first.quantity}"
+
+
+def _short(x: float) -> str:
+    return f"{x:.1f}" if x < 10 else f"{x:.0f}" if x < 1e5 else f"{x:.0e}"
+
+
+def paragraph(result: Result) -> Iterator[str]:
+    """What happened to one run, for a person to act on; lines of rich markup."""
+    item = result.item
+    title = f"[bold]{escape(result.case)}[/], {escape(item.name)}"
+    if (verdict := result.verdict) is not None and (first := verdict.first) is not None:
+        yield f"{title}: [bold red]violation[/] of profile {item.profile}"
+        yield f"  step {first.step}, {place(first)}, {first.mode}"
+        yield f"  got       {_number(first.observed)}"
+        yield f"  envelope  {_envelope(first)}"
+        if distance := outside(first, result.dtype):
+            yield f"  outside by {distance[0]:.3g}, {_short(distance[1])} ulp of {result.dtype}"
+        yield from (f"  {line}" for line in _explained(result.named))
+    elif item.stale:
+        yield f"{title}: [bold red]stale expectation[/]: {escape(item.stale)}"
+    else:
+        lines = escape(item.detail.strip()).splitlines()
+        yield f"{title}: [bold red]{result.status}[/]: {lines[0] if lines else ''}"
+        yield from (f"  {line}" for line in lines[1:])
+
+
+def place(first: Finding) -> str:
+    """Where an observation lies: quantity, element, parameter."""
+    element = "" if first.quantity in ("product", "t") else f"[{first.element}]"
+    return f"{first.quantity}{escape(element)} of parameter {first.parameter}"
+
+
+def outside(first: Finding, dtype: str) -> tuple[float, float] | None:
+    """(distance from the envelope, the same in ulp of the value); None where it has no number."""
+    if math.isnan(first.low) or not math.isfinite(first.observed):
+        return None
+    nearest = first.low if first.observed < first.low else first.high
+    distance = abs(first.observed - nearest)
+    return distance, distance / ulp(nearest, FORMATS.get(dtype, FORMATS["float64"]))
+
+
+def _explained(named: Sequence[tuple[str, str]]) -> Iterator[str]:
+    if not named:
+        yield "no single change of the profile explains the run"
+        return
+    yield "the run conforms if one choice of the profile is changed:"
+    axes = spec.load(OPTIMIZER)["axes"]
+    for axis, name in named:
+        alternative = axes[axis]["alternatives"][name]
+        yield f"  {axis}={name} ({alternative['clause']}): {escape(alternative['text'])}"
+
+
+def _envelope(first: Finding) -> str:
+    if math.isnan(first.low):
+        return "no finite value"
+    return f"\\[{_number(first.low)}, {_number(first.high)}]"
+
+
+def _number(x: float) -> str:
+    return f"{x!r} ({x.hex()})" if math.isfinite(x) else repr(x)
+
+
+# -- machines -------------------------------------------------------------------------------------
+
+
+def header(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The first line of a report."""
+    return {
+        "kind": "header",
+        "schema": SCHEMA,
+        "refopt": release(),
+        "suite": suite.version(),
+        "python": platform.python_version(),
+        "platform": f"{platform.system()}-{platform.machine()}",
+        "arguments": arguments,
+    }
+
+
+def line(result: Result) -> dict[str, Any]:
+    """The line of one run."""
+    item = result.item
+    found: dict[str, Any] = {
+        "kind": "run",
+        "case": result.case,
+        "group": result.group,
+        "implementation": item.implementation,
+        "run": item.name,
+        "profile": item.profile,
+        "status": result.status,
+        "seconds": round(result.seconds, 3),
+    }
+    found |= {key: value for key in ("detail", "stale") if (value := getattr(item, key))}
+    if result.verdict is not None:
+        found |= _fields(result, result.verdict)
+    return found
+
+
+def _fields(result: Result, verdict: Verdict) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "checks": verdict.checks,
+        "open": verdict.open,
+        "worst_ulp": _json(verdict.worst_ulp),
+        "worst_share": _json(verdict.worst_share),
+        "excluded": verdict.excluded,
+    }
+    if result.item.axes:
+        found["undecided"] = verdict.undecided
+    if verdict.first:
+        found["first"] = {key: _json(value) for key, value in verdict.first._asdict().items()}
+        found["named"] = [f"{axis}={name}" for axis, name in result.named]
+    return found
+
+
+def footer(tally: Tally, code: int, seconds: float, *, complete: bool) -> dict[str, Any]:
+    """The last line of a report; without it, or with complete false, a report is no verdict."""
+    return {
+        "kind": "footer",
+        "complete": complete,
+        "exit": code,
+        "cases": len(tally.cases),
+        "counts": dict(tally.counts),
+        "checks": tally.checks,
+        "undecided": {name: row.undecided for name, row in tally.rows.items() if row.undecided},
+        "seconds": round(seconds, 3),
+    }
+
+
+def _json(x: Any) -> Any:
+    """JSON has no infinity and no NaN: they are strings."""
+    return str(x) if isinstance(x, float) and not math.isfinite(x) else x
+
+
+def junit(results: Iterable[Result], seconds: float) -> bytes:
+    """The results as JUnit XML: one suite an implementation, one test case a run."""
+    root = ElementTree.Element("testsuites", name="refopt", time=f"{seconds:.3f}")
+    suites: dict[str, ElementTree.Element] = {}
+    counts: dict[str, Counter[str]] = {}
+    for result in results:
+        name = result.item.name
+        parent = suites.get(name)
+        if parent is None:
+            parent = suites[name] = ElementTree.SubElement(root, "testsuite", name=name)
+        test = ElementTree.SubElement(
+            parent,
+            "testcase",
+            classname=f"{name} against {result.item.profile}",
+            name=result.case,
+            time=f"{result.seconds:.3f}",
+        )
+        kind = _junit_kind(result)
+        counts.setdefault(name, Counter()).update(["tests", kind])
+        if kind != "passed":
+            tag = {"failures": "failure", "errors": "error", "skipped": "skipped"}[kind]
+            text = "\n".join(Console(width=10**4).render_str(x).plain for x in paragraph(result))
+            ElementTree.SubElement(test, tag, message=result.status).text = text
+    for name, parent in suites.items():
+        for key in ("tests", "failures", "errors", "skipped"):
+            parent.set(key, str(counts[name][key]))
+    ElementTree.indent(root)
+    return bytes(ElementTree.tostring(root, encoding="utf-8", xml_declaration=True))
+
+
+def _junit_kind(result: Result) -> str:
+    if result.status == VIOLATION or result.item.stale:
+        return "failures"
+    if result.status in FAILURES:
+        return "errors"
+    return "passed" if result.status == CONFORMS else "skipped"
+
+
+# -- list and show --------------------------------------------------------------------------------
+
+
+class Listed(NamedTuple):
+    """A case in a list."""
+
+    id: str
+    group: str
+    dtypes: list[str]
+    steps: int
+    runs: list[str]
+
+
+def listed(recording: Recording) -> Listed:
+    """The line of a case in a list."""
+    case = recording.case
+    dtypes = list(dict.fromkeys(p["dtype"] for p in case.source["params"]))
+    return Listed(case.id, suite.group(case), dtypes, case.steps, list(recording.runs))
+
+
+def table_of(cases: Iterable[Listed]) -> Table:
+    """Cases as a table."""
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in ("case", "topic", "dtype", "steps", "runs"):
+        table.add_column(name, no_wrap=name == "case", justify="right" if name == "steps" else "left")
+    for case in cases:
+        table.add_row(
+            case.id, case.group, ", ".join(case.dtypes), str(case.steps), ", ".join(case.runs)
+        )
+    return table
+
+
+def shown(recording: Recording, results: Iterable[Result]) -> Iterator[Any]:
+    """A case with every number in decimals and in bits, its runs, and their verdicts."""
+    case, source = recording.case, recording.case.source
+    yield f"[bold]{case.id}[/]  {suite.group(case)} ({', '.join(case.tags)})"
+    yield escape(case.comment)
+    for key in ("hyper", "options", "groups", "changes"):
+        if value := source.get(key):
+            yield f"{key}: {escape(_settings(value))}"
+    table = _columns("input", "parameter", "dtype", "values", "bits")
+    for i, (values, given) in enumerate(zip(case.params, source["params"], strict=True)):
+        dtype = f"{given['dtype']}{given['shape']}"
+        _fill(table, "initial", i, escape(dtype), values, case.dtypes[i])
+    for t in range(1, len(case.grads) + 1):
+        for i, gradient in enumerate(case.gradients(t)):
+            _fill(table, f"gradient {t}", i, case.dtypes[i], gradient, case.dtypes[i])
+    yield table
+    judged = {result.item.name: result for result in results}
+    for name, run in recording.runs.items():
+        yield f"[bold]{name}[/]: {_outcome(judged[name])}"
+        if not run.error:
+            yield _trajectory(case, run)
+
+
+def _settings(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{k}={_settings(v)}" for k, v in value.items())
+    if isinstance(value, list):
+        return "; ".join(_settings(x) for x in value)
+    return str(value)
+
+
+def _columns(*names: str) -> Table:
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in names:
+        table.add_column(name, overflow="fold")
+    return table
+
+
+def _fill(table: Table, what: str, i: int, dtype: str, values: Values | None, real: str) -> None:
+    if values is None:
+        table.add_row(what, str(i), dtype, "none", "")
+    elif real not in FORMATS:  # integer counters
+        table.add_row(what, str(i), dtype, ", ".join(f"{x:.0f}" for x in values), "")
+    else:
+        bits = " ".join(to_bits([x], FORMATS[real]) for x in values)
+        table.add_row(what, str(i), dtype, ", ".join(map(_decimal(real), values)), bits)
+
+
+def _decimal(dtype: str) -> Any:
+    """Enough digits to read the same value back."""
+    digits = {"float16": 5, "bfloat16": 4, "float32": 9, "float64": 17}[dtype]
+    return lambda x: f"{x:.{digits}g}"
+
+
+def _trajectory(case: Case, run: Run) -> Table:
+    table = _columns("step", "parameter", "dtype", "values", "bits")
+    for t, quantities in run.steps.items():
+        for quantity in ("t", "product", "m", "v", "param"):
+            for i, values in enumerate(quantities.get(quantity, ())):
+                dtype = run.dtypes[quantity][i]
+                _fill(table, f"{t} {quantity}", i, dtype, values, dtype)
+    return table
+
+
+def _outcome(result: Result) -> str:
+    if result.verdict is None:
+        return f"{result.status}: {escape(result.item.detail)}"
+    if result.status == VIOLATION:
+        return "\n".join(paragraph(result))
+    axes = "; ".join(f"{axis}: {', '.join(x)}" for axis, x in result.verdict.undecided.items())
+    return f"[{STYLES[result.status]}]{result.status}[/], undecided: {axes or 'nothing'}"
