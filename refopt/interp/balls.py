@@ -64,6 +64,22 @@ class Balls:
     def native(self, x: Any) -> Any:
         return rounded(self(x), self._native)
 
+    def floor(self, x: Any) -> Any:
+        """The largest integer not above."""
+        return self(x).floor()
+
+    def ceil(self, x: Any) -> Any:
+        """The smallest integer not below."""
+        return self(x).ceil()
+
+    def cos(self, x: Any) -> Any:
+        """The cosine of an angle in radians."""
+        return self(x).cos()
+
+    def log(self, x: Any) -> Any:
+        """The natural logarithm."""
+        return self(x).log()
+
     def carrying(self, x: Any, dtype: str) -> Any:
         """`x` rounded to `dtype`, performed."""
         return rounded(self(x), FORMATS[dtype])
@@ -96,6 +112,33 @@ class Space:
 
     def zeros_like(self, x: Any) -> Any:
         return array(np.zeros(x.shape).ravel().tolist()).reshape(x.shape)
+
+    def sum(self, x: Any) -> Any:
+        """The sum of all elements, shape (1,)."""
+        return array([sum(x, flint.arb(0))])
+
+    def scatter(self, values: Any, indices: tuple[int, ...], like: Any) -> Any:
+        """Zeros like `like`, with rows of its first axis added at `indices`, which may repeat."""
+        result, width = self.zeros_like(like), len(values) // max(len(indices), 1)
+        for n, i in enumerate(indices):
+            result[i * width : (i + 1) * width] += values[n * width : (n + 1) * width]
+        return result
+
+    def rows(self, new: Any, old: Any, indices: tuple[int, ...], size: int) -> Any:
+        """`new` in the rows at `indices`, `old` elsewhere; `size` is the number of rows."""
+        result, width = old.copy(), len(old) // max(size, 1)
+        for i in set(indices):
+            result[i * width : (i + 1) * width] = new[i * width : (i + 1) * width]
+        return result
+
+    def maximum(self, x: Any, y: Any) -> Any:
+        """The larger of each pair."""
+        pairs = np.broadcast_arrays(x, np.asarray(y, dtype=object))
+        return array([flint.arb(a).max(flint.arb(b)) for a, b in zip(*pairs, strict=True)])
+
+    def minimum(self, x: Any, y: Any) -> Any:
+        """The smaller of each pair."""
+        return -self.maximum(-x, -y)
 
     def lerp(self, start: Any, end: Any, weight: Any) -> Any:
         return (1 - weight) * start + weight * end

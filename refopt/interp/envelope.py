@@ -191,6 +191,15 @@ def powered(base: Interval, exponent: Interval) -> Interval:
     return Interval(_least(ends), _most(ends))
 
 
+def larger(a: Interval, b: Interval) -> Interval:
+    """The larger of two; NaN where either is."""
+    parts = [Interval(None, None, a.nan or b.nan, a.plus or b.plus, a.minus and b.minus)]
+    if a.low is not None and b.low is not None:
+        parts.append(Interval(_most([a.low, b.low]), _most([a.high, b.high])))
+    parts += [Interval(x.low, x.high) for x, y in ((a, b), (b, a)) if y.minus and x.low is not None]
+    return joined(parts)
+
+
 def joined(parts: list[Interval]) -> Interval:
     """The union, as one interval: what any of the parts may be."""
     lows = [p.low for p in parts if p.low is not None]
@@ -286,6 +295,24 @@ class Rounding:
         )
 
 
+def _summed(terms: list[Interval], around: Rounding) -> Interval:
+    """A sum of n terms: exact, then k (n - 1) u Σ|terms| on both sides, for any order."""
+    total, size = point(0.0), _ZERO
+    for term in terms:
+        total = added(total, term)
+        if term.low is not None:
+            size = size + _most([abs(term.low), abs(term.high)])
+    if len(terms) < 2 or total.low is None:
+        return total
+    width = around.k * (len(terms) - 1) * (around.unit * size + around.eta)
+    low, high = total.low - width, total.high + width
+    if all(t.low is not None and t.low >= 0 for t in terms):
+        low = low if low >= 0 else _ZERO
+    plus = total.plus or not size <= around.largest
+    minus = total.minus or (plus and not all(t.low is None or t.low >= 0 for t in terms))
+    return Interval(low, high, total.nan or (plus and minus), plus, minus)
+
+
 # -- numbers --------------------------------------------------------------------------------------
 class Real:
     """A scalar: an interval and the dtype it is kept in (None: a Python float)."""
@@ -347,11 +374,25 @@ class Real:
 
     __hash__ = None  # type: ignore[assignment]  # compared by value, never a key
 
-    def __lt__(self, other: float) -> bool:
-        if self.x.special or not (self.x.high < other or self.x.low >= other):
-            msg = f"a branch needs a decided comparison, got {self.x} < {other}"
+    def __lt__(self, other: float | Real) -> bool:
+        return not self._at_least(other)
+
+    def __ge__(self, other: float | Real) -> bool:
+        return self._at_least(other)
+
+    def __gt__(self, other: float | Real) -> bool:
+        return not -self >= -other
+
+    def __le__(self, other: float | Real) -> bool:
+        return -self >= -other
+
+    def _at_least(self, other: float | Real) -> bool:
+        """Whether self >= other; both decided alike by every value of both."""
+        x, y = self.x, self.numbers(other).x
+        if x.special or y.special or not (x.high < y.low or x.low >= y.high):
+            msg = f"a branch needs a decided comparison, got {x} and {y}"
             raise ArithmeticError(msg)
-        return bool(self.x.high < other)
+        return bool(x.low >= y.high)
 
 
 class Reals:
@@ -383,6 +424,35 @@ class Reals:
     def float64(self, x: Any) -> Real:
         """`x` as a Python float, which is wide enough for every dtype."""
         return Real(self(x).x, None, self)
+
+    def floor(self, x: Any) -> Real:
+        """The largest integer not above, where that is decided."""
+        return self._integer(x, "floor")
+
+    def ceil(self, x: Any) -> Real:
+        """The smallest integer not below, where that is decided."""
+        return self._integer(x, "ceil")
+
+    def cos(self, x: Any) -> Real:
+        """The cosine of an angle in radians, widened like a power."""
+        x = self(x)
+        ball = x.x.low.union(x.x.high).cos()
+        wave = Interval(ball.lower(), ball.upper())
+        return Real(self.rounding(x.dtype)(wave, POWER), x.dtype, self)
+
+    def log(self, x: Any) -> Real:
+        """The natural logarithm, widened like a power."""
+        x = self(x)
+        wave = Interval(x.x.low.log(), x.x.high.log())
+        return Real(self.rounding(x.dtype)(wave, POWER), x.dtype, self)
+
+    def _integer(self, x: Any, way: str) -> Real:
+        x = self(x)
+        ends = [getattr(end, way)() for end in (x.x.low, x.x.high)]
+        if not ends[0].is_exact() or ends[0] != ends[1]:
+            msg = f"a {way} needs a decided value, got {x.x}"
+            raise ArithmeticError(msg)
+        return Real(Interval(ends[0], ends[0]), x.dtype, self)
 
     def of(self, param: Any) -> Reals:
         """The numbers beside an array: its dtype is native."""
@@ -434,7 +504,7 @@ class Intervals:
         for e in (a, b):
             if not isinstance(e, Intervals | Real | int | float):
                 return NotImplemented
-        left, right = self._meet(a), self._meet(b)
+        left, right = _broadcast(self._meet(a), self._meet(b))
         around = self.rounding
         return Intervals(
             [around(operation(x, y)) for x, y in zip(left, right, strict=True)], around
@@ -457,6 +527,9 @@ class Intervals:
         return self._apply(added, other, self)
 
     def __sub__(self, other: Any) -> Intervals:
+        if other is self:  # 0, whatever the value is, unless it is NaN or infinite
+            zeros = [Interval(*[x.low and _ZERO] * 2, x.special) for x in self.elements]
+            return Intervals(zeros, self.rounding)
         return self._apply(lambda x, y: added(x, negated(y)), self, other)
 
     def __rsub__(self, other: Any) -> Intervals:
@@ -477,12 +550,22 @@ class Intervals:
     def __truediv__(self, other: Any) -> Intervals:
         return self._apply(divided, self, other)
 
+    def __rtruediv__(self, other: Any) -> Intervals:
+        return self._apply(divided, other, self)
+
     def __neg__(self) -> Intervals:
         return Intervals([negated(x) for x in self.elements], self.rounding)
 
     @staticmethod
     def _scalar(x: Any) -> Interval:
         return x.x if isinstance(x, Real) else point(float(x))
+
+
+def _broadcast(a: list[Interval], b: list[Interval]) -> tuple[list[Interval], list[Interval]]:
+    """Both of the same length; a single element stands for every one of the other."""
+    if len(a) == len(b):
+        return a, b
+    return (a * len(b) if len(a) == 1 else a), (b * len(a) if len(b) == 1 else b)
 
 
 def _not_negative(x: Interval) -> Interval:
@@ -523,6 +606,39 @@ class Envelope:
     def zeros_like(self, x: Intervals) -> Intervals:
         """Exact zeros."""
         return Intervals([point(0.0)] * len(x.elements), x.rounding)
+
+    def sum(self, x: Intervals) -> Intervals:
+        """The sum of all elements, in any order, as an array of one element."""
+        return Intervals([_summed(x.elements, x.rounding)], x.rounding)
+
+    def scatter(self, values: Intervals, indices: tuple[int, ...], like: Intervals) -> Intervals:
+        """Zeros like `like`, with rows of its first axis added at `indices`, which may repeat."""
+        terms: list[list[Interval]] = [[] for _ in like.elements]
+        width = len(values.elements) // max(len(indices), 1)
+        for n, index in enumerate(indices):
+            for j in range(width):
+                terms[index * width + j].append(values.elements[n * width + j])
+        return Intervals([_summed(t, like.rounding) for t in terms], like.rounding)
+
+    def rows(
+        self, new: Intervals, old: Intervals, indices: tuple[int, ...], size: int
+    ) -> Intervals:
+        """`new` in the rows at `indices`, `old` elsewhere; `size` is the number of rows."""
+        width = len(old.elements) // max(size, 1)
+        chosen = set(indices)
+        pairs = enumerate(zip(new.elements, old.elements, strict=True))
+        return Intervals([n if i // width in chosen else o for i, (n, o) in pairs], old.rounding)
+
+    def maximum(self, x: Intervals, y: Any) -> Intervals:
+        """The larger of each pair; NaN where either is."""
+        pairs = zip(*_broadcast(x.elements, x._meet(y)), strict=True)
+        return Intervals([larger(a, b) for a, b in pairs], x.rounding)
+
+    def minimum(self, x: Intervals, y: Any) -> Intervals:
+        """The smaller of each pair; NaN where either is."""
+        pairs = zip(*_broadcast(x.elements, x._meet(y)), strict=True)
+        smaller = [negated(larger(negated(a), negated(b))) for a, b in pairs]
+        return Intervals(smaller, x.rounding)
 
     def lerp(self, start: Intervals, end: Intervals, weight: Any) -> Intervals:
         """The range of (1 - w) start + w end, widened by the roundings of start + w (end - start).
