@@ -6,10 +6,12 @@ its adapter there on its cases, and write one canonical file of format `refopt-g
 Protocol of an adapter (JSON Lines; standard library and one framework; never imports refopt):
   stdin   one case a line: a case of the file without "runs". "record" lists the steps to report
           (absent: all), "profiles" those to run (absent: all that the adapter has); "hyper"
-          values are decimals, or {"dtype", "bits", "shape"} for a tensor.
+          values are decimals, {"dtype", "bits", "shape"} for a tensor, or for a learning rate
+          {"schedule", "config"}; a gradient is bits, null, or {"values", "indices"} by rows.
   stdout  first {"hello": {"framework", "version", "python", "platform", "cpu", "packages",
           "patched", "profiles"}}, then for each case {"id", "runs": {profile: run}} or
-          {"id", "skipped": reason}. A run is {"dtypes", "steps"} or {"error": {"type", "message"}}.
+          {"id", "skipped": reason}. A run is {"dtypes", "steps"}, with "finalized" where the case
+          asks to "finalize", or {"error": {"type", "message"}}.
   stderr  logs.
 """
 
@@ -273,7 +275,10 @@ def compare(stored: dict[str, Any], fresh: dict[str, Any]) -> list[str]:
             if "steps" not in run or "steps" not in other or run["dtypes"] != other["dtypes"]:
                 lines.append(f"case {id}, {profile}: the kind of result changed")
                 continue
-            for place, distance in distances(a["params"], run, other):
+            found = list(distances(a["params"], run, other))
+            if not found:
+                lines.append(f"case {id}, {profile}: what is recorded changed")
+            for place, distance in found:
                 key = (profile, *place)
                 most, where, count = worst.get(key, (0, "", 0))
                 worst[key] = max((most, where), (distance, id)) + (count + 1,)
@@ -293,9 +298,13 @@ def distances(
     params: list[dict[str, Any]], run: dict[str, Any], other: dict[str, Any]
 ) -> Iterator[tuple[tuple[str, str], int]]:
     """Each differing element of two runs: ((quantity, dtype), distance in ulp)."""
-    for step, quantities in run["steps"].items():
+    nothing = [None] * len(params)
+    before, after = (
+        r["steps"] | {"finalized": {"param": r.get("finalized", nothing)}} for r in (run, other)
+    )
+    for step, quantities in before.items():
         for quantity, values in quantities.items():
-            theirs = other["steps"].get(step, {}).get(quantity, [None] * len(values))
+            theirs = after.get(step, {}).get(quantity, nothing)
             for param, x, y in zip(params, values, theirs, strict=True):
                 if x == y:
                     continue

@@ -5,14 +5,24 @@ An adapter gives `serve` a class with
     change(hyper)                               new values, from the next step on
     step(grads)                                 one ndarray or None for each parameter
     observe()                                   canonical name -> list over parameters, or None
-and raises `Inexpressible` where the framework has no way to state what a case asks.
+and raises `Inexpressible` where the framework has no way to state what a case asks. A set `can`
+on the class names what else it takes; a case that asks for more is refused:
+    "schedule"   hyper["lr"] may be a `Schedule`
+    "sparse"     a gradient may be `Rows`
+    "order"      step(grads, order=[1, 0]): the order of the pairs
+    "finalize"   finalize() -> the parameters after the last step became their averages
+    "mesh"       __init__(…, mesh={"x": 2}, sharding=[["x", None]]); absent arguments: no mesh
 """
 
+import collections
 import json
 import platform
 import sys
 
 import numpy as np
+
+Schedule = collections.namedtuple("Schedule", "name config")  # arguments: floats, or lists of them
+Rows = collections.namedtuple("Rows", "values indices")
 
 
 class Inexpressible(Exception):
@@ -46,19 +56,47 @@ def to_bits(array):
 
 
 def numbers(hyper):
-    """Hyperparameters as floats."""
-    if any(isinstance(value, dict) for value in hyper.values()):
+    """Hyperparameters as floats, a learning rate possibly as a `Schedule`."""
+    return {name: number(value) for name, value in hyper.items()}
+
+
+def number(value):
+    if not isinstance(value, dict):
+        return float(value)
+    if "schedule" not in value:
         raise Inexpressible("a hyperparameter that is a tensor")
-    return {name: float(value) for name, value in hyper.items()}
+    config = {
+        name: [float(x) for x in given] if isinstance(given, list) else float(given)
+        for name, given in value["config"].items()
+    }
+    return Schedule(value["schedule"], config)
+
+
+def gradient(given, param):
+    """The gradient of one parameter as an ndarray, as `Rows`, or None."""
+    if isinstance(given, dict):
+        shape = [len(given["indices"])] + list(param.shape[1:])
+        return Rows(from_bits(given["values"], param.dtype, shape), given["indices"])
+    return None if given is None else from_bits(given, param.dtype, param.shape)
+
+
+def asked(case, hyper):
+    """What of `can` a case needs."""
+    needs = {name for name in ("order", "finalize", "mesh") if name in case}
+    if any(isinstance(value, Schedule) for value in hyper.values()):
+        needs.add("schedule")
+    if any(isinstance(given, dict) for row in case["grads"] for given in row):
+        needs.add("sparse")
+    return needs
 
 
 def refuse(options, hyper, decay):
     """Refuse `maximize`, and weight decay of another kind than `decay`: none, l2 or decoupled."""
     if options.get("maximize"):
         raise Inexpressible("maximize")
-    asked = "decoupled" if options.get("decoupled_weight_decay") else "l2"
-    if hyper["weight_decay"] and asked != decay:
-        raise Inexpressible("weight decay of the kind %s" % asked)
+    kind = "decoupled" if options.get("decoupled_weight_decay") else "l2"
+    if hyper.get("weight_decay") and kind != decay:
+        raise Inexpressible("weight decay of the kind %s" % kind)
 
 
 def only(hyper, names):
@@ -71,24 +109,32 @@ def only(hyper, names):
 def run(optimizer, profile, case):
     """One run of one case: {"dtypes", "steps"}, or {"error"} if the framework refused."""
     params = [from_bits(p["bits"], p["dtype"], p["shape"]) for p in case["params"]]
-    rows = [
-        [None if b is None else from_bits(b, p.dtype, p.shape) for b, p in zip(row, params)]
-        for row in case["grads"]
-    ]
+    rows = [[gradient(g, p) for g, p in zip(row, params)] for row in case["grads"]]
     if len(case.get("groups", [])) > 1:
         raise Inexpressible("parameter groups")
     hyper = numbers(dict(case["hyper"], **case.get("groups", [{"hyper": {}}])[0]["hyper"]))
+    beyond = asked(case, hyper) - getattr(optimizer, "can", set())
+    if beyond:
+        raise Inexpressible(", ".join(sorted(beyond)))
     wanted = case.get("record") or range(1, case["steps"] + 1)
+    extra = {}
+    if "mesh" in case:
+        sharding = [p.get("sharding") or [None] * len(p["shape"]) for p in case["params"]]
+        extra = {"mesh": case["mesh"], "sharding": sharding}
     steps, dtypes = {}, {}
     try:
-        running = optimizer(profile, hyper, case["options"], params)
+        running = optimizer(profile, hyper, case["options"], params, **extra)
         for t in range(1, case["steps"] + 1):
             changes = case.get("changes", {}).get(str(t))
             if changes:
                 running.change(numbers(changes))
-            running.step(rows[(t - 1) % len(rows)])
+            order = case.get("order", {}).get(str(t))
+            running.step(rows[(t - 1) % len(rows)], **({"order": order} if order else {}))
             if t in wanted:
                 steps[str(t)] = record(running.observe(), params, dtypes)
+        if "finalize" in case:
+            finalized = [to_bits(value) for value in running.finalize()]
+            return {"dtypes": dtypes, "steps": steps, "finalized": finalized}
     except Inexpressible:
         raise
     except Exception as error:
@@ -103,7 +149,7 @@ def record(observed, params, dtypes):
         values = [None if value is None else np.asarray(value) for value in values]
         seen[name] = [None if value is None else to_bits(value) for value in values]
         for value, param in zip(values, params):
-            if value is not None and (name in ("product", "t") or value.dtype != param.dtype):
+            if value is not None and (name in ("product", "t", "lr") or value.dtype != param.dtype):
                 dtypes[name] = str(value.dtype)
     return seen
 
@@ -137,8 +183,8 @@ def serve(framework, version, packages, profiles, optimizer, patched=()):
     for line in sys.stdin:
         case = json.loads(line)
         try:
-            asked = [name for name in profiles if name in case.get("profiles", profiles)]
-            runs = {name: run(optimizer, name, case) for name in asked}
+            chosen = [name for name in profiles if name in case.get("profiles", profiles)]
+            runs = {name: run(optimizer, name, case) for name in chosen}
         except Inexpressible as reason:
             say({"id": case["id"], "skipped": str(reason)})
         else:
