@@ -31,7 +31,7 @@ lint: $(VENV)/.dev
 	@$(VENV)/bin/mypy
 
 bench: $(VENV)/.dev
-	@$(VENV)/bin/python -m pytest --benchmark-enable --benchmark-only
+	@$(VENV)/bin/python -m pytest tests/bench_*.py --benchmark-enable --benchmark-only
 
 test-frameworks: $(FRAMEWORKS)/.frameworks
 	@$(FRAMEWORKS)/bin/python -m pytest -m "(torch or jax or slow) and not gpu"

@@ -71,6 +71,7 @@ def test_numbers_that_separate_the_right_rounding_from_its_neighbours():
     assert 0.96 ** f32(2) == float(np.float32(float(np.float32(0.96)) ** 2))
     assert bf16(1.00390625) == 1.0  # a tie goes to even
     assert bf16(1.01171875) == 1.015625
+    assert bf16(1.00390625 + 2**-40) == 1.0  # as float32 it is that tie
     assert f16(65520) == float("inf")
     assert f16(2.0**-25) == 0
     assert f16(256) + 0.1 == 256
@@ -170,6 +171,15 @@ def test_an_array_computes_as_numpy_does_in_16_bits(make, name):
                 assert same_bits(library.get(result), ours.astype("f4")), "no more than 16 bits"
             different = (ours != expected) & ~(np.isnan(ours) & np.isnan(expected))
             assert not different.any(), (key, a[different], b[different], ours[different])
+
+
+@pytest.mark.jax
+def test_the_compiler_is_kept_from_dropping_a_rounding():
+    import jax
+
+    # Only XLA for GPUs drops it, so what is asked for must be seen here.
+    round_to_half = rounding_to(np.dtype("float16"))
+    assert "optimization_barrier" in str(jax.make_jaxpr(round_to_half)(np.ones(2, "f4")))
 
 
 def test_a_chain_of_operations_rounds_each_one_natively_on_numpy():

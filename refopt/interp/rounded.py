@@ -217,7 +217,7 @@ def rounding_to(dtype: Any) -> Callable[[Any], Any]:
         if x.dtype == dtype:
             return x
         narrow = xp.astype(x, dtype)
-        if is_jax_array(x):  # the compiler takes a cast and the way back for nothing
+        if is_jax_array(x):  # on GPUs XLA drops a cast and the way back (openxla/xla#41605)
             from jax import lax
 
             narrow = lax.optimization_barrier(narrow)
