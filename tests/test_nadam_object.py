@@ -220,7 +220,7 @@ def test_repr_lists_the_options_of_each_group_sorted():
     assert (lines[0], lines[1], lines[-1]) == ("NAdam (", "Parameter Group 0", ")")
     keys = [line.split(":")[0].strip() for line in lines[2:12]]
     assert keys == sorted(optimizer.defaults)
-    assert lines[12:] == ["Parameter Group 1", *lines[2:8], "    lr: 0.5", *lines[9:12], ")"]
+    assert lines[12:] == ["", "Parameter Group 1", *lines[2:8], "    lr: 0.5", *lines[9:12], ")"]
 
 
 # -- steps ----------------------------------------------------------------------------------------
@@ -691,3 +691,23 @@ def test_public_names():
     assert sorted(refopt.__all__) == refopt.__all__
     assert [name for name in vars(refopt) if name in refopt.__all__].sort() is None
     assert all(getattr(refopt, name).__doc__ for name in refopt.__all__)
+
+
+@pytest.mark.jax
+def test_gradients_flow_through_the_step_of_jax():
+    import jax
+    from jax.test_util import check_grads
+
+    def after(start, grad, lr):
+        param = refopt.Parameter(start)
+        optimizer = refopt.NAdam([param], weight_decay=0.1, differentiable=True)
+        optimizer.param_groups[0]["lr"] = lr
+        for scale in (1.0, 2.0):
+            param.grad = grad * scale
+            optimizer.step()
+        return param.data
+
+    with jax.enable_x64(True):
+        values = [jax.numpy.asarray(x) for x in ([0.5, 1.0], [-0.5, 2.0], 0.1)]
+        check_grads(after, values, order=1)
+        check_grads(jax.jit(after), values, order=1)

@@ -254,11 +254,12 @@ class Optimizer(Hooked):
         return chain.from_iterable(group["params"] for group in self.param_groups)
 
     def __repr__(self) -> str:
-        lines = [f"{type(self).__name__} ("]
+        text = f"{type(self).__name__} ("
         for i, group in enumerate(self.param_groups):
-            lines += [f"Parameter Group {i}"]
-            lines += [f"    {key}: {group[key]}" for key in sorted(group) if key != "params"]
-        return "\n".join([*lines, ")"])
+            text = f"{text}\nParameter Group {i}\n"
+            for key in sorted(key for key in group if key != "params"):
+                text = f"{text}    {key}: {group[key]}\n"
+        return f"{text})"
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in vars(self).items() if not key.endswith("_hooks")}

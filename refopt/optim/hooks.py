@@ -85,6 +85,9 @@ def hooked(step: Step) -> Step:
                 msg = f"step pre-hook: None or (new_args, new_kwargs) is required, got {result!r}"
                 raise RuntimeError(msg)
             args, kwargs = result
+        if args == ():
+            msg = "step pre-hook: new_args that begin with the optimizer are required, got ()"
+            raise IndexError(msg)
         out = step(*args, **kwargs)
         for hook in [*self._step_post_hooks.values(), *_global_post.values()]:
             hook(self, args, kwargs)

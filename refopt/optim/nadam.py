@@ -265,7 +265,7 @@ class NAdam(Optimizer):
                     for key in CLOCK.keys() & state.keys():
                         state[key] = on_host(state[key], value, dtype_name(job.state[key]))
                 result[job.param] = _After(value, state, bool(group["differentiable"]))
-        return result
+        return {param: result[param] for param in params}
 
     def _profile(self, group: Group, state: Mapping[str, Any] | None = None) -> Profile:
         """The rule for the options of a group, and for the product in a parameter's state."""
