@@ -21,7 +21,7 @@ import sys
 
 import numpy as np
 
-Schedule = collections.namedtuple("Schedule", "name config")  # arguments: floats, or lists of them
+Schedule = collections.namedtuple("Schedule", "name config")  # arguments: numbers, or lists of them
 Rows = collections.namedtuple("Rows", "values indices")
 
 
@@ -50,7 +50,7 @@ def to_bits(array):
     if array.dtype.kind == "c":
         array = array.reshape(-1).view("f%d" % (array.itemsize // 2))
     if array.dtype.kind != "i":
-        array[np.isnan(array)] = abs(array.dtype.type("nan"))
+        array[np.isnan(array)] = abs(array.dtype.type(float("nan")))
     width = array.itemsize
     return array.reshape(-1).view("u%d" % width).astype(">u%d" % width).tobytes().hex()
 
@@ -66,10 +66,15 @@ def number(value):
     if "schedule" not in value:
         raise Inexpressible("a hyperparameter that is a tensor")
     config = {
-        name: [float(x) for x in given] if isinstance(given, list) else float(given)
+        name: [argument(x) for x in given] if isinstance(given, list) else argument(given)
         for name, given in value["config"].items()
     }
     return Schedule(value["schedule"], config)
+
+
+def argument(text):
+    """An argument of a schedule: an int where it is written as one."""
+    return int(text) if text.lstrip("-").isdigit() else float(text)
 
 
 def gradient(given, param):
@@ -99,6 +104,13 @@ def refuse(options, hyper, decay):
         raise Inexpressible("weight decay of the kind %s" % kind)
 
 
+def allow(hyper, options, names):
+    """Refuse hyperparameters and options that are not among `names`."""
+    others = sorted(set(hyper).union(options) - set(names.split()))
+    if others:
+        raise Inexpressible("there is no %s" % ", ".join(others))
+
+
 def only(hyper, names):
     """Refuse to change any hyperparameter but `names`."""
     others = sorted(set(hyper) - set(names))
@@ -113,7 +125,7 @@ def run(optimizer, profile, case):
     if len(case.get("groups", [])) > 1:
         raise Inexpressible("parameter groups")
     hyper = numbers(dict(case["hyper"], **case.get("groups", [{"hyper": {}}])[0]["hyper"]))
-    beyond = asked(case, hyper) - getattr(optimizer, "can", set())
+    beyond = asked(case, hyper) - getattr(optimizer, "can", frozenset())
     if beyond:
         raise Inexpressible(", ".join(sorted(beyond)))
     wanted = case.get("record") or range(1, case["steps"] + 1)
