@@ -106,7 +106,9 @@ class Replay:
     def forced(self, memory: Memory, recorded: dict[str, list[Values | None]], run: Run) -> Memory:
         """What a run had recorded, as the memory for its next step.
 
-        Counters that were not recorded are taken from `memory`, which depends on no array.
+        Counters that were not recorded are taken from `memory`, which depends on no array. Those
+        that were are read in the dtype that the rule gives them: a release may store a count in
+        float32 and compute with it as a Python float.
         """
         params, states, clocks = [], [], []
         fresh = self.start()
@@ -120,9 +122,10 @@ class Replay:
             moments = (self.array(values[q] or [], run.dtypes[q][i]) for q in ("m", "v"))
             states.append(type(fresh.states[i])(*moments))
             known = {
-                q: self.num.carrying((values[q] or [0.0])[0], run.dtypes[q][i])
+                q: self.num.carrying(x[0], dtype) if dtype else self.num(x[0])
                 for q in NUMBERS
-                if values.get(q) is not None and run.dtypes[q][i] in _FLOATING
+                if (x := values.get(q)) and run.dtypes[q][i] in _FLOATING
+                for dtype in [getattr(memory.clocks[i], q).dtype]
             }
             clocks.append(memory.clocks[i]._replace(**known))
         return Memory(params, states, clocks)
