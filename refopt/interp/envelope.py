@@ -528,7 +528,12 @@ class Intervals:
 
     def __sub__(self, other: Any) -> Intervals:
         if other is self:  # 0, whatever the value is, unless it is NaN or infinite
-            zeros = [Interval(*[x.low and _ZERO] * 2, x.special) for x in self.elements]
+            zeros = [
+                Interval(None, None, nan=True)
+                if x.low is None
+                else Interval(_ZERO, _ZERO, x.special)
+                for x in self.elements
+            ]
             return Intervals(zeros, self.rounding)
         return self._apply(lambda x, y: added(x, negated(y)), self, other)
 

@@ -192,7 +192,7 @@ def stored_attributes(h: Hyper, num: Numbers) -> Hyper:  # NAD-1.9e: Paddle's C+
 
 # -- steps (NAD-5.4): the dtype of the step count; what is computed from it has that dtype ---------
 def count_double(t: Number, num: Numbers) -> Number:  # NAD-5.4a
-    return num(t)
+    return num.float64(t)
 
 
 def count_float32(t: Number, num: Numbers) -> Number:  # NAD-5.4b
