@@ -99,7 +99,7 @@ def nodes(definitions: dict[str, trace.Node]) -> list[trace.Node]:
 def test_every_field_is_defined_by_earlier_ones() -> None:
     definitions = {name: repr(node) for name, node in traced(nadam.Choices()).items()}
     assert definitions == {
-        "scalars.t": "add(clock.t, 1)",
+        "scalars.t": "num.float64(add(clock.t, 1))",
         "scalars.mu": "mul(hyper.beta1, sub(1, mul(0.5, pow(hyper.base, "
         "mul(scalars.t, hyper.momentum_decay)))))",
         "scalars.mu_next": "mul(hyper.beta1, sub(1, mul(0.5, pow(hyper.base, "
