@@ -20,6 +20,7 @@ class Array(Protocol):
     def __mul__(self, other: Any, /) -> Array: ...
     def __rmul__(self, other: Any, /) -> Array: ...
     def __truediv__(self, other: Any, /) -> Array: ...
+    def __rtruediv__(self, other: Any, /) -> Array: ...
 
 
 class Namespace(Protocol):
@@ -30,6 +31,21 @@ class Namespace(Protocol):
 
     def float32(self, x: Array, /) -> Array:
         """`x` rounded to float32, in the dtype it has."""
+
+    def sum(self, x: Array, /) -> Array:
+        """The sum of all elements; its shape broadcasts to any."""
+
+    def maximum(self, x: Array, y: Any, /) -> Array:
+        """The larger of each pair; NaN where either is."""
+
+    def minimum(self, x: Array, y: Any, /) -> Array:
+        """The smaller of each pair; NaN where either is."""
+
+    def scatter(self, values: Array, indices: tuple[int, ...], like: Array, /) -> Array:
+        """Zeros like `like`, with rows of its first axis added at `indices`, which may repeat."""
+
+    def rows(self, new: Array, old: Array, indices: tuple[int, ...], size: int, /) -> Array:
+        """`new` in the rows at `indices`, `old` elsewhere; `size` is the number of rows."""
 
     def zeros_like(self, x: Array, /) -> Array:
         """Zeros of the shape, dtype, device and layout of `x`."""
@@ -56,6 +72,18 @@ class Numbers(Protocol):
 
     def native(self, x: Number, /) -> Number:
         """`x` rounded to the dtype of the parameter this system was made for."""
+
+    def floor(self, x: Number, /) -> Number:
+        """The largest integer not above `x`."""
+
+    def ceil(self, x: Number, /) -> Number:
+        """The smallest integer not below `x`."""
+
+    def cos(self, x: Number, /) -> Number:
+        """The cosine of an angle in radians."""
+
+    def log(self, x: Number, /) -> Number:
+        """The natural logarithm."""
 
     def of(self, param: Any, /) -> Numbers:
         """The same system, with `native` meaning the dtype of `param`."""

@@ -367,6 +367,12 @@ class Real:
     def __neg__(self) -> Real:
         return Real(negated(self.x), self.dtype, self.numbers)
 
+    def __int__(self) -> int:
+        if self.x.low is not self.x.high:
+            msg = f"an integer needs a decided value, got {self.x}"
+            raise ArithmeticError(msg)
+        return int(float(self.x.low))
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, int | float):
             return NotImplemented

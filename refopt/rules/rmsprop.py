@@ -1,0 +1,535 @@
+"""RMSprop: the gradient divided by the root of a discounted average of its square.
+
+Specification: spec/rmsprop.md. Sources: G. Hinton, "Neural Networks for Machine Learning", lecture
+6e (2012); tf.keras.dtensor.experimental.optimizers.RMSprop, TF 2.9 (the documented optimizer).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from refopt.rules import average as ema
+from refopt.rules import clip
+from refopt.typing import Array, Namespace, Number, Numbers
+
+
+class Hyper(NamedTuple):
+    """RMS-1: what the user sets. Numbers; a limit of None, 0 or less clips nothing."""
+
+    lr: Number = 1e-3  # γ, learning rate
+    rho: Number = 0.9  # ρ, decay of the averages
+    momentum: Number = 0.0  # μ
+    epsilon: Number = 1e-7  # ε
+    weight_decay: Number = 0.0  # λ
+    clipnorm: Number | None = None  # limit of each gradient's norm
+    clipvalue: Number | None = None  # limit of each element
+    global_clipnorm: Number | None = None  # limit of the norm of all gradients
+    ema_momentum: Number = 0.99  # decay of the average of the parameters
+    ema_overwrite_frequency: int | None = None  # steps; None: never
+
+
+class Clock(NamedTuple):
+    """What depends on the number of steps alone."""
+
+    t: Number  # steps done
+
+
+class Scalars(NamedTuple):
+    """The coefficients of one step."""
+
+    t: Number  # this step, from 1
+    lr: Number  # γ as it enters the step
+    correction: Number  # 1 - ρᵗ
+    decay: Number  # γ λ
+
+
+class State(NamedTuple):
+    """What is kept for one parameter, shaped like it; None where it is not kept."""
+
+    v: Array  # average of the squared gradient
+    a: Any  # average of the gradient (centered)
+    buffer: Any  # momentum
+    average: Any  # average of the parameter
+
+
+class Quantities(NamedTuple):
+    """Every named array of a step, in the order of the equations; shaped like the parameter."""
+
+    g: Array  # gₜ, after clipping and coupled decay
+    v: Array  # vₜ
+    a: Any  # aₜ, or None
+    variance: Array  # what the root is taken of
+    direction: Array  # gₜ / (√variance + ε)
+    buffer: Any  # bₜ, or None
+    param: Array  # θₜ
+
+
+class Rows(NamedTuple):
+    """A sparse gradient: some rows of a parameter's first axis, which may repeat."""
+
+    values: Array  # (len(indices), …)
+    indices: tuple[int, ...]
+    size: int  # rows of the parameter
+
+
+# -- objective (RMS-3.1) --------------------------------------------------------------------------
+def minimize(grad: Array) -> Array:  # RMS-3.1a
+    return grad
+
+
+def maximize(grad: Array) -> Array:  # RMS-3.1b
+    return -grad
+
+
+# -- sparse (RMS-3.2): duplicates, and rows without a gradient ------------------------------------
+class Sparse(NamedTuple):
+    """The squares of the gradient, and which rows change."""
+
+    squares: Callable[..., Array]
+    kept: Callable[..., Array]
+
+
+def square_of_sum(g: Array, rows: Rows | None, like: Array, xp: Namespace) -> Array:
+    return g * g
+
+
+def sum_of_squares(g: Array, rows: Rows | None, like: Array, xp: Namespace) -> Array:
+    if rows is None:
+        return g * g
+    return xp.scatter(rows.values * rows.values, rows.indices, like)
+
+
+def every_row(new: Array, old: Array, rows: Rows | None, h: Hyper, xp: Namespace) -> Array:
+    return new
+
+
+def touched_rows(new: Array, old: Array, rows: Rows | None, h: Hyper, xp: Namespace) -> Array:
+    return new if rows is None else xp.rows(new, old, rows.indices, rows.size)
+
+
+def touched_with_momentum(
+    new: Array, old: Array, rows: Rows | None, h: Hyper, xp: Namespace
+) -> Array:
+    return touched_rows(new, old, rows, h, xp) if h.momentum > 0 else new
+
+
+merged = Sparse(square_of_sum, every_row)  # RMS-3.2a
+unmerged = Sparse(sum_of_squares, every_row)  # RMS-3.2b: TF 2.9
+lazy = Sparse(square_of_sum, touched_rows)  # RMS-3.2c
+lazy_with_momentum = Sparse(square_of_sum, touched_with_momentum)  # RMS-3.2d: legacy Keras
+
+
+# -- decay (RMS-3.3): (parameter, gradient) before the step ---------------------------------------
+def no_decay(p: Array, g: Array, h: Hyper, s: Scalars) -> tuple[Array, Array]:  # RMS-3.3a
+    return p, g
+
+
+def coupled(p: Array, g: Array, h: Hyper, s: Scalars) -> tuple[Array, Array]:  # RMS-3.3b
+    return p, g + h.weight_decay * p
+
+
+def decoupled(p: Array, g: Array, h: Hyper, s: Scalars) -> tuple[Array, Array]:  # RMS-3.3c
+    return p - s.decay * p, g
+
+
+def decoupled_factor(p: Array, g: Array, h: Hyper, s: Scalars) -> tuple[Array, Array]:  # RMS-3.3d
+    return p * (1 - s.decay), g
+
+
+def decoupled_without_lr(  # RMS-3.3e
+    p: Array, g: Array, h: Hyper, s: Scalars
+) -> tuple[Array, Array]:
+    return p - h.weight_decay * p, g
+
+
+# -- start (RMS-2.1): the first value of v --------------------------------------------------------
+def zero(param: Array, xp: Namespace) -> Array:  # RMS-2.1a
+    return xp.zeros_like(param)
+
+
+def one(param: Array, xp: Namespace) -> Array:  # RMS-2.1b: TF 1, timm, MindSpore
+    return xp.zeros_like(param) + 1.0
+
+
+# -- second (RMS-4): the average of the square ----------------------------------------------------
+def weighted_square(
+    v: Array, g: Array, square: Array, h: Hyper, xp: Namespace
+) -> Array:  # RMS-4.1a
+    return h.rho * v + (1 - h.rho) * square
+
+
+def square_of_scaled(
+    v: Array, g: Array, square: Array, h: Hyper, xp: Namespace
+) -> Array:  # RMS-4.1b
+    return h.rho * v + ((1 - h.rho) * g) * g
+
+
+def increment_square(
+    v: Array, g: Array, square: Array, h: Hyper, xp: Namespace
+) -> Array:  # RMS-4.1c
+    return xp.lerp(v, square, 1 - h.rho)
+
+
+def swapped_square(v: Array, g: Array, square: Array, h: Hyper, xp: Namespace) -> Array:  # RMS-4.1d
+    return (1 - h.rho) * v + h.rho * square
+
+
+# -- mean (RMS-5.1): the average of the gradient, where centered ----------------------------------
+def weighted(a: Array, g: Array, h: Hyper, xp: Namespace) -> Array:  # RMS-5.1a
+    return h.rho * a + (1 - h.rho) * g
+
+
+def increment(a: Array, g: Array, h: Hyper, xp: Namespace) -> Array:  # RMS-5.1b
+    return xp.lerp(a, g, 1 - h.rho)
+
+
+def lerp(a: Array, g: Array, h: Hyper, xp: Namespace) -> Array:  # RMS-5.1c: torch, nearer end
+    w = 1 - h.rho
+    return xp.lerp(a, g, w) if w < 0.5 else xp.lerp(g, a, 1 - w)
+
+
+# -- variance (RMS-5.2): v, a, and what the root is taken of --------------------------------------
+Variance = tuple[Array, Array | None, Array]
+
+
+def uncentered(  # RMS-5.2a
+    v: Array,
+    a: Array | None,
+    g: Array,
+    square: Array,
+    h: Hyper,
+    s: Scalars,
+    c: Choices,
+    xp: Namespace,
+) -> Variance:
+    return v, a, c.correction(v, s)
+
+
+def centered(  # RMS-5.2b
+    v: Array, a: Array, g: Array, square: Array, h: Hyper, s: Scalars, c: Choices, xp: Namespace
+) -> Variance:
+    a = c.mean(a, g, h, xp)
+    mean = c.correction(a, s)
+    return v, a, c.correction(v, s) - mean * mean
+
+
+def clamped(  # RMS-5.2c: never below 0
+    v: Array, a: Array, g: Array, square: Array, h: Hyper, s: Scalars, c: Choices, xp: Namespace
+) -> Variance:
+    v, mean, variance = centered(v, a, g, square, h, s, c, xp)
+    return v, mean, xp.maximum(variance, 0.0)
+
+
+def cumulative(  # RMS-5.2d: TF 2.9 and 2.10; the average is of squares, and v keeps the difference
+    v: Array, a: Array, g: Array, square: Array, h: Hyper, s: Scalars, c: Choices, xp: Namespace
+) -> Variance:
+    a = h.rho * a + (1 - h.rho) * square
+    v = v - a * a
+    return v, a, v
+
+
+# -- correction (RMS-5.3) -------------------------------------------------------------------------
+def uncorrected(x: Array, s: Scalars) -> Array:  # RMS-5.3a
+    return x
+
+
+def corrected(x: Array, s: Scalars) -> Array:  # RMS-5.3b
+    return x / s.correction
+
+
+# -- epsilon (RMS-5.4): the denominator -----------------------------------------------------------
+def outside(variance: Array, h: Hyper, xp: Namespace) -> Array:  # RMS-5.4a
+    return xp.sqrt(variance) + h.epsilon
+
+
+def inside(variance: Array, h: Hyper, xp: Namespace) -> Array:  # RMS-5.4b
+    return xp.sqrt(variance + h.epsilon)
+
+
+def squared_inside(variance: Array, h: Hyper, xp: Namespace) -> Array:  # RMS-5.4c
+    return xp.sqrt(variance + h.epsilon * h.epsilon)
+
+
+def inside_with_momentum(
+    variance: Array, h: Hyper, xp: Namespace
+) -> Array:  # RMS-5.4d: legacy Keras
+    return inside(variance, h, xp) if h.momentum > 0 else outside(variance, h, xp)
+
+
+def no_epsilon(variance: Array, h: Hyper, xp: Namespace) -> Array:  # RMS-5.4e
+    return xp.sqrt(variance)
+
+
+# -- move (RMS-6): from the direction to the buffer and the change --------------------------------
+Moved = tuple[Array | None, Array]
+
+
+def no_momentum(u: Array, b: Array | None, h: Hyper, s: Scalars) -> Moved:  # RMS-6.1a
+    return b, s.lr * u
+
+
+def lr_outside(u: Array, b: Array, h: Hyper, s: Scalars) -> Moved:  # RMS-6.1b
+    b = h.momentum * b + u
+    return b, s.lr * b
+
+
+def lr_inside(u: Array, b: Array, h: Hyper, s: Scalars) -> Moved:  # RMS-6.1c
+    b = h.momentum * b + s.lr * u
+    return b, b
+
+
+def nesterov(u: Array, b: Array, h: Hyper, s: Scalars) -> Moved:  # RMS-6.1d
+    b = h.momentum * b + u
+    return b, s.lr * (h.momentum * b + u)
+
+
+def nesterov_lr_inside(u: Array, b: Array, h: Hyper, s: Scalars) -> Moved:  # RMS-6.1e
+    b = h.momentum * b + s.lr * u
+    return b, h.momentum * b + s.lr * u
+
+
+def damped(u: Array, b: Array, h: Hyper, s: Scalars) -> Moved:  # RMS-6.1f
+    b = h.momentum * b + (1 - h.momentum) * u
+    return b, s.lr * b
+
+
+# -- clipping (RMS-7): of all gradients of a step, before anything else ---------------------------
+Gradients = list[Any]  # of Array or Rows
+
+
+def _each(grads: Gradients, change: Callable[[Array], Array]) -> Gradients:
+    return [
+        g._replace(values=change(g.values)) if isinstance(g, Rows) else change(g) for g in grads
+    ]
+
+
+def _by_norm(grads: Gradients, h: Hyper, xp: Namespace) -> Gradients:
+    return _each(grads, lambda g: clip.by_norm(g, h.clipnorm, xp))
+
+
+def _by_value(grads: Gradients, h: Hyper, xp: Namespace) -> Gradients:
+    return _each(grads, lambda g: clip.by_value(g, h.clipvalue, xp))
+
+
+def _by_global_norm(grads: Gradients, h: Hyper, xp: Namespace) -> Gradients:
+    values = [g.values if isinstance(g, Rows) else g for g in grads]
+    clipped = iter(clip.by_global_norm(values, h.global_clipnorm, xp))
+    return _each(grads, lambda g: next(clipped))
+
+
+def first_given(grads: Gradients, h: Hyper, xp: Namespace) -> Gradients:  # RMS-7.4a
+    if not clip.off(h.clipnorm):
+        return _by_norm(grads, h, xp)
+    if not clip.off(h.global_clipnorm):
+        return _by_global_norm(grads, h, xp)
+    return grads if clip.off(h.clipvalue) else _by_value(grads, h, xp)
+
+
+def value_then_norm(
+    grads: Gradients, h: Hyper, xp: Namespace
+) -> Gradients:  # RMS-7.4b: legacy Keras
+    if not clip.off(h.clipvalue):
+        grads = _by_value(grads, h, xp)
+    return first_given(grads, h._replace(clipvalue=None), xp)
+
+
+def unclipped(grads: Gradients, h: Hyper, xp: Namespace) -> Gradients:  # RMS-7.4c
+    return grads
+
+
+# -- average of the parameters (RMS-8): where it starts, and what it takes in ---------------------
+def from_start(t: int, h: Hyper) -> Number:  # RMS-8.3a: from the value before the first step
+    return h.ema_momentum
+
+
+def from_first_step(t: int, h: Hyper) -> Number:  # RMS-8.3b: Keras 3
+    return h.ema_momentum if t > 1 else 0.0
+
+
+def every_parameter(given: Sequence[int], n: int) -> list[tuple[int, int]]:  # RMS-8.4a
+    return [(i, i) for i in range(n)]
+
+
+def by_position(given: Sequence[int], n: int) -> list[tuple[int, int]]:  # RMS-8.4b: TF 2.9 to 2.13
+    return list(enumerate(given))
+
+
+def own(given: Sequence[int], n: int) -> list[tuple[int, int]]:  # RMS-8.4c: those that moved
+    return [(i, i) for i in given]
+
+
+# -- storage, scalars, given (RMS-1) --------------------------------------------------------------
+def stored_as_given(h: Hyper, num: Numbers) -> Hyper:  # RMS-1.11a
+    return h
+
+
+def stored_lr(h: Hyper, num: Numbers) -> Hyper:  # RMS-1.11b
+    return h._replace(lr=num.float64(num.float32(h.lr)))
+
+
+def in_double(x: Number, num: Numbers) -> Number:  # RMS-1.12a
+    return num(x)
+
+
+def in_float32(x: Number, num: Numbers) -> Number:  # RMS-1.12b
+    return num.float32(x)
+
+
+def in_native(x: Number, num: Numbers) -> Number:  # RMS-1.12c
+    return num.native(x)
+
+
+def as_given(h: Hyper) -> Hyper:  # RMS-1.13a
+    return h
+
+
+def swapped_rho(h: Hyper) -> Hyper:  # RMS-1.13b
+    return h._replace(rho=1 - h.rho)
+
+
+def torch_epsilon(h: Hyper) -> Hyper:  # RMS-1.13c
+    return h._replace(epsilon=1e-8)
+
+
+def tf1_epsilon(h: Hyper) -> Hyper:  # RMS-1.13d
+    return h._replace(epsilon=1e-10)
+
+
+class Choices(NamedTuple):
+    """One formula for each axis; the defaults are the documented optimizer, plain."""
+
+    given: Callable[[Hyper], Hyper] = as_given
+    storage: Callable[[Hyper, Numbers], Hyper] = stored_as_given
+    scalars: Callable[[Number, Numbers], Number] = in_double
+    objective: Callable[[Array], Array] = minimize
+    clip: Callable[..., Gradients] = first_given
+    sparse: Sparse = merged
+    decay: Callable[..., tuple[Array, Array]] = no_decay
+    start: Callable[[Array, Namespace], Array] = zero
+    second: Callable[..., Array] = weighted_square
+    mean: Callable[..., Array] = weighted
+    variance: Callable[..., Variance] = uncentered
+    correction: Callable[[Array, Scalars], Array] = uncorrected
+    epsilon: Callable[..., Array] = outside
+    move: Callable[..., Moved] = no_momentum
+    average_start: Callable[[int, Hyper], Number] = from_start
+    average: Callable[..., list[tuple[int, int]]] = every_parameter
+
+
+def init(
+    param: Array, choices: Choices, *, xp: Namespace, num: Numbers, averages: bool = False
+) -> tuple[State, Clock]:
+    """Averages at their start, no step done (RMS-2); what the choices do not use is None."""
+    c = choices
+    return State(
+        v=c.start(param, xp),  # RMS-2.1
+        a=None if c.variance is uncentered else xp.zeros_like(param),  # RMS-2.2
+        buffer=None if c.move is no_momentum else xp.zeros_like(param),  # RMS-2.2
+        average=param if averages else None,  # RMS-8.3
+    ), Clock(num(0))
+
+
+def settle(hyper: Hyper, choices: Choices, *, num: Numbers) -> Hyper:
+    """Hyperparameters as the release holds them (RMS-1.11 to RMS-1.13)."""
+    h = choices.storage(choices.given(hyper), num)
+    numbers = {f: choices.scalars(getattr(h, f), num) for f in _NUMBERS}
+    return h._replace(**numbers)
+
+
+_NUMBERS = ("lr", "rho", "momentum", "epsilon", "weight_decay")
+
+
+def tick(clock: Clock, hyper: Hyper, choices: Choices, *, num: Numbers) -> tuple[Scalars, Clock]:
+    """Advance the clock by one step and give the coefficients of that step."""
+    h = settle(hyper, choices, num=num)
+    t = choices.scalars(clock.t + 1, num)
+    return Scalars(t=t, lr=h.lr, correction=1 - h.rho**t, decay=h.lr * h.weight_decay), Clock(t)
+
+
+def step(
+    param: Array,
+    grad: Any,
+    state: State,
+    s: Scalars,
+    h: Hyper,
+    c: Choices,
+    *,
+    xp: Namespace,
+) -> tuple[Quantities, State]:
+    """One parameter, one step; `grad` is an array or `Rows`."""
+    rows = grad if isinstance(grad, Rows) else None
+    g = xp.scatter(rows.values, rows.indices, param) if rows is not None else grad  # RMS-3.2
+    p, g = c.decay(param, c.objective(g), h, s)  # RMS-3
+    square = c.sparse.squares(g, rows, param, xp)  # RMS-3.2
+    v = c.second(state.v, g, square, h, xp)  # RMS-4
+    v, a, variance = c.variance(v, state.a, g, square, h, s, c, xp)  # RMS-5
+    u = g / c.epsilon(variance, h, xp)  # RMS-5.4
+    buffer, change = c.move(u, state.buffer, h, s)  # RMS-6
+    theta = p - change  # RMS-6.2
+
+    def kept(new: Any, old: Any) -> Any:  # RMS-3.2
+        return new if new is None else c.sparse.kept(new, old, rows, h, xp)
+
+    v, buffer, theta = kept(v, state.v), kept(buffer, state.buffer), kept(theta, param)
+    return Quantities(g, v, a, variance, u, buffer, theta), State(v, a, buffer, state.average)
+
+
+def ticks(
+    params: Sequence[Array],
+    grads: Sequence[Array | Rows | None],
+    clocks: Sequence[Clock],
+    hyper: Hyper,
+    choices: Choices,
+    *,
+    num: Numbers,
+) -> list[tuple[Any, Clock]]:
+    """The coefficients of the next step and the clock after it; one count for all (RMS-10.1)."""
+    if all(grad is None for grad in grads):  # RMS-10.2
+        return [(None, clock) for clock in clocks]
+    return [
+        tick(clock, hyper, choices, num=num.of(param))
+        for param, clock in zip(params, clocks, strict=True)
+    ]
+
+
+def update(
+    params: Sequence[Array],
+    grads: Sequence[Array | Rows | None],
+    states: Sequence[State],
+    clocks: Sequence[Clock],
+    hyper: Hyper,
+    choices: Choices,
+    *,
+    xp: Namespace,
+    num: Numbers,
+    ticked: list[tuple[Any, Clock]] | None = None,
+    order: Sequence[int] | None = None,
+) -> tuple[list[Quantities | None], list[State], list[Clock]]:
+    """One step of all parameters: clip, step, average, overwrite.
+
+    A parameter whose gradient is None does not step (RMS-10.3); where it is set to its average,
+    its quantities have a `param` alone. `order`: in which the parameters are given (default: as
+    they are); a release that pairs averages by position depends on it.
+    """
+    c = choices
+    if ticked is None:
+        ticked = ticks(params, grads, clocks, hyper, choices, num=num)
+    given = [i for i in (order or range(len(params))) if grads[i] is not None]
+    quantities: list[Quantities | None] = [None for _ in params]
+    after, kept = list(params), list(states)
+    clipped = c.clip([grads[i] for i in given], hyper, xp) if given else []  # RMS-7
+    for i, grad in zip(given, clipped, strict=True):
+        h = settle(hyper, c, num=num.of(params[i]))
+        stepped, kept[i] = step(params[i], grad, states[i], ticked[i][0], h, c, xp=xp)
+        quantities[i], after[i] = stepped, stepped.param
+    if given and kept[given[0]].average is not None:  # RMS-8
+        t = int(ticked[given[0]][1].t)
+        momentum = c.average_start(t, hyper)  # RMS-8.3
+        for k, i in c.average(given, len(params)):  # RMS-8.4
+            mean = ema.averaged(kept[k].average, after[i], momentum)  # RMS-8.1
+            kept[k] = kept[k]._replace(average=mean)
+            if ema.overwrites(t, hyper.ema_overwrite_frequency):  # RMS-8.2
+                q = quantities[i] or Quantities._make([None] * len(Quantities._fields))
+                quantities[i] = q._replace(param=mean)
+    return quantities, kept, [clock for _, clock in ticked]
