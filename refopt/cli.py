@@ -39,8 +39,10 @@ def _exits() -> Iterator[None]:
     from refopt.oracle.report import BROKE, INTERRUPTED, USAGE
 
     try:
-        yield
-        sys.stdout.flush()
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
     except KeyboardInterrupt:
         typer.echo("interrupted", err=True)
         raise typer.Exit(INTERRUPTED) from None
@@ -109,7 +111,12 @@ def check(
     ] = None,
     jobs: Annotated[int, typer.Option(min=0, help="Processes; 0: one a processor, 4 at most.")] = 0,
     python: Annotated[
-        str, typer.Option(metavar="PATH", help="The interpreter that has the framework.")
+        str,
+        typer.Option(
+            metavar="PATH",
+            help="The interpreter that has the framework.",
+            show_default="the one that runs refopt",
+        ),
     ] = sys.executable,
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=0, help="Time for one case of a framework.")
@@ -117,8 +124,6 @@ def check(
 ) -> None:
     """Judge whether every value that an implementation gave can be explained by the rule."""
     with _exits(), ExitStack() as stack:
-        from rich.console import Console
-
         from refopt.oracle import live, report, suite
 
         started = time.perf_counter()
@@ -147,7 +152,7 @@ def check(
                     {"implementation": implementation, "select": select, "profile": profile}
                 )
             )
-        complete = False
+        code, complete = report.BROKE, False
         try:
             processes = min(jobs or min(_processors(), 4), len(cases)) or 1
             for case in _progress(suite.spread(tasks, processes), len(cases)):
@@ -156,14 +161,16 @@ def check(
                     results.append(result)
                     if as_json:
                         _say(report.line(result))
-            complete = True
+            code, complete = tally.exit_code, True
+        except KeyboardInterrupt:
+            code = report.INTERRUPTED
+            raise
         finally:
             seconds = time.perf_counter() - started
-            code = tally.exit_code if complete else report.BROKE
             if as_json:
                 _say(report.footer(tally, code, seconds, complete=complete))
             else:
-                report.summary(tally, Console(), seconds)
+                report.summary(tally, report.Terminal(), seconds, complete=complete)
             if junit is not None:
                 junit.write_bytes(report.junit(results, seconds))
         raise typer.Exit(code)
@@ -178,8 +185,6 @@ def list_(
 ) -> None:
     """List the cases of the suite, and who ran them."""
     with _exits():
-        from rich.console import Console
-
         from refopt.oracle import report, suite
 
         cases = [report.listed(r) for r in suite.selected(suite.recordings(), pattern)]
@@ -190,8 +195,8 @@ def list_(
             for case in cases:
                 _say(case._asdict())
             return
-        console = Console()
-        console.print(report.table_of(cases))
+        console = report.Terminal()
+        console.print(report.table_of(cases, names=console.width >= 120))
         console.print(f"{len(cases)} cases, {sum(len(case.runs) for case in cases)} runs")
 
 
@@ -199,15 +204,13 @@ def list_(
 def show(case: Annotated[str, typer.Argument(metavar="ID", help="Of a case.")]) -> None:
     """Show a case: its numbers in decimals and in bits, its runs, and their verdicts."""
     with _exits():
-        from rich.console import Console
-
         from refopt.oracle import report, suite
 
         found = [r for r in suite.recordings() if r.case.id == case]
         if not found:
             msg = f"ID must be that of a case (refopt list), got {case!r}"
             raise typer.BadParameter(msg)
-        console = Console()
+        console = report.Terminal()
         for recording in found:
             (task,) = suite.tasks([recording], numpy=False)
             for part in report.shown(recording, suite.work(task)):

@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
 
 from refopt.interp.formats import FORMATS, to_bits, ulp
@@ -25,7 +26,16 @@ from refopt.oracle.verdict import CONFORMS, INCONCLUSIVE, VIOLATION, Finding, Ve
 SCHEMA = "refopt-report/1"
 OK, VIOLATED, USAGE, BROKE, STALE, NOTHING, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
 SHOWN = 5  # findings printed in full
+HEADS = {INCONCLUSIVE: "incon-\nclusive"}
 STYLES = {CONFORMS: "green", VIOLATION: "bold red", INCONCLUSIVE: "yellow"}
+
+
+class Terminal(Console):
+    """Where text goes; a reader that has seen enough is the caller's affair."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise it again: rich would exit with 1, which means a violation here."""
+        raise
 
 
 def release() -> str:
@@ -116,47 +126,60 @@ def _step(result: Result) -> int:
 # -- text -----------------------------------------------------------------------------------------
 
 
-def summary(tally: Tally, console: Console, seconds: float) -> None:
-    """Both tables, what stayed undecided, and the totals."""
+def summary(tally: Tally, console: Console, seconds: float, *, complete: bool = True) -> None:
+    """Both tables, what stayed undecided, what needs attention, and the totals."""
     if not tally.rows:
-        console.print("no case matches the selection: nothing ran")
+        if complete:
+            console.print("no case matches the selection: nothing ran")
         return
     console.print(_verdicts(tally))
+    console.print()
     console.print(_groups(tally))
-    missing = {name: row.undecided for name, row in tally.rows.items() if row.undecided}
-    if missing:
+    undecided: dict[str, list[str]] = {}
+    for name, row in tally.rows.items():
+        if text := "; ".join(f"{axis}: {', '.join(x)}" for axis, x in row.undecided.items()):
+            undecided.setdefault(text, []).append(name)
+    if undecided:
+        console.print("\n[bold]undecided[/]: alternatives that no run of these excludes")
+    for text, names in undecided.items():
         console.print(
-            "[bold]decided by no run[/] (axis: alternatives that every run holds as well)"
+            Padding(f"[bold]{', '.join(names)}[/]  {text}", (0, 0, 0, 2)), highlight=False
         )
-        for name, axes in missing.items():
-            listed = "; ".join(f"{axis}: {', '.join(names)}" for axis, names in axes.items())
-            console.print(f"  {name}: {listed}", soft_wrap=False, highlight=False)
+    first = {result.item.name: result for result in reversed(tally.notable)}
+    some = sorted(tally.notable, key=lambda r: r is not first[r.item.name])[:SHOWN]
+    for result in some:
         console.print()
-    for result in tally.notable[:SHOWN]:
-        for line in paragraph(result):
-            console.print(line, highlight=False)
-        console.print()
-    if len(tally.notable) > SHOWN:
-        console.print(f"… and {len(tally.notable) - SHOWN} more: --json lists all\n")
+        for text in paragraph(result):
+            console.print(text, highlight=False)
+    if len(tally.notable) > len(some):
+        console.print(f"\n… and {len(tally.notable) - len(some)} more: --json lists all")
+    origins = sorted({origin for row in tally.rows.values() for origin in row.origins})
+    console.print(f"\nmade by {', '.join(origins)}", highlight=False)
     parts = [f"{n} {status}" for status, n in tally.counts.most_common()]
     console.print(
         f"{sum(tally.counts.values())} runs of {len(tally.cases)} cases: {', '.join(parts)}; "
         f"{tally.checks} comparisons; suite {suite.version()}; {seconds:.1f} s",
         highlight=False,
     )
+    if not complete:
+        console.print("[bold red]incomplete[/]: the check was cut short")
+
+
+def _table() -> Table:
+    return Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
 
 
 def _verdicts(tally: Tally) -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table = _table()
     table.add_column("implementation", no_wrap=True)
     others = [s for s in (REJECTED, SKIPPED, *FAILURES) if tally.counts[s]]
     for status in (CONFORMS, VIOLATION, INCONCLUSIVE, *others):
-        table.add_column(status, justify="right")
-    table.add_column("worst ulp", justify="right")
-    table.add_column("of radius", justify="right")
+        table.add_column(HEADS.get(status, status), justify="right", no_wrap=True)
+    table.add_column("worst\nulp", justify="right", no_wrap=True)
+    table.add_column("of\nradius", justify="right", no_wrap=True)
     diverges = any(row.first for row in tally.rows.values())
     if diverges:
-        table.add_column("first divergence")
+        table.add_column("first\ndivergence", overflow="fold")
     for name, row in tally.rows.items():
         counts = [
             f"[{STYLES.get(s, 'red')}]{row.counts[s]}[/]" if row.counts[s] else "·"
@@ -170,13 +193,13 @@ def _verdicts(tally: Tally) -> Table:
 
 
 def _groups(tally: Tally) -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table = _table()
     table.add_column("by topic", no_wrap=True)
     names = [
         name for name in (*GROUPS, "other") if any(name in row.cells for row in tally.rows.values())
     ]
     for name in names:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", overflow="fold")
     for name, row in tally.rows.items():
         table.add_row(escape(name), *(_cell(row.cells.get(group, Counter())) for group in names))
     return table
@@ -209,7 +232,7 @@ def paragraph(result: Result) -> Iterator[str]:
         yield f"{title}: [bold red]violation[/] of profile {item.profile}"
         yield f"  step {first.step}, {place(first)}, {first.mode}"
         yield f"  got       {_number(first.observed)}"
-        yield f"  envelope  {_envelope(first)}"
+        yield from _envelope(first)
         if distance := outside(first, result.dtype):
             yield f"  outside by {distance[0]:.3g}, {_short(distance[1])} ulp of {result.dtype}"
         yield from (f"  {line}" for line in _explained(result.named))
@@ -247,10 +270,12 @@ def _explained(named: Sequence[tuple[str, str]]) -> Iterator[str]:
         yield f"  {axis}={name} ({alternative['clause']}): {escape(alternative['text'])}"
 
 
-def _envelope(first: Finding) -> str:
+def _envelope(first: Finding) -> Iterator[str]:
     if math.isnan(first.low):
-        return "no finite value"
-    return f"\\[{_number(first.low)}, {_number(first.high)}]"
+        yield "  envelope  no finite value"
+        return
+    yield f"  envelope  {_number(first.low)} to"
+    yield f"            {_number(first.high)}"
 
 
 def _number(x: float) -> str:
@@ -385,15 +410,15 @@ def listed(recording: Recording) -> Listed:
     return Listed(case.id, suite.group(case), dtypes, case.steps, list(recording.runs))
 
 
-def table_of(cases: Iterable[Listed]) -> Table:
-    """Cases as a table."""
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for name in ("case", "topic", "dtype", "steps", "runs"):
-        table.add_column(name, no_wrap=name == "case", justify="right" if name == "steps" else "left")
+def table_of(cases: Iterable[Listed], *, names: bool) -> Table:
+    """Cases as a table; of their runs the names, or the number."""
+    table = _table()
+    for column in ("case", "topic", "dtype", "steps", "runs"):
+        justify: Any = "right" if column == "steps" or (column == "runs" and not names) else "left"
+        table.add_column(column, no_wrap=column == "case", overflow="fold", justify=justify)
     for case in cases:
-        table.add_row(
-            case.id, case.group, ", ".join(case.dtypes), str(case.steps), ", ".join(case.runs)
-        )
+        runs = ", ".join(case.runs) if names else str(len(case.runs))
+        table.add_row(case.id, case.group, ", ".join(case.dtypes), str(case.steps), runs)
     return table
 
 
@@ -429,7 +454,7 @@ def _settings(value: Any) -> str:
 
 
 def _columns(*names: str) -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table = _table()
     for name in names:
         table.add_column(name, overflow="fold")
     return table
@@ -439,10 +464,10 @@ def _fill(table: Table, what: str, i: int, dtype: str, values: Values | None, re
     if values is None:
         table.add_row(what, str(i), dtype, "none", "")
     elif real not in FORMATS:  # integer counters
-        table.add_row(what, str(i), dtype, ", ".join(f"{x:.0f}" for x in values), "")
+        table.add_row(what, str(i), dtype, "\n".join(f"{x:.0f}" for x in values), "")
     else:
-        bits = " ".join(to_bits([x], FORMATS[real]) for x in values)
-        table.add_row(what, str(i), dtype, ", ".join(map(_decimal(real), values)), bits)
+        bits = "\n".join(to_bits([x], FORMATS[real]) for x in values)
+        table.add_row(what, str(i), dtype, "\n".join(map(_decimal(real), values)), bits)
 
 
 def _decimal(dtype: str) -> Any:
