@@ -75,6 +75,72 @@ IMPLEMENTATIONS = {
         "nadam/mindspore-2.10.json",
         "cases_nadam_others:mindspore",
     ),
+    "rmsprop:tf-2.9": Implementation(
+        "tf29_rmsprop.py", "keras-2_9", "rmsprop/tf-2.9.json", "cases_rmsprop:tensorflow"
+    ),
+    "rmsprop:keras-legacy-2.9": Implementation(
+        "tf29_rmsprop.py",
+        "keras-2_9",
+        "rmsprop/keras-legacy-2.9.json",
+        "cases_rmsprop:keras_legacy",
+    ),
+    "rmsprop:tf1": Implementation(
+        "tf29_rmsprop.py", "keras-2_9", "rmsprop/tf1.json", "cases_rmsprop:tf1"
+    ),
+    "rmsprop:torch-2.13": Implementation(
+        "torch_rmsprop.py",
+        "torch-2_13",
+        "rmsprop/torch-2.13.json",
+        "cases_rmsprop_others:torch",
+    ),
+    "rmsprop:timm-rmsprop-tf": Implementation(
+        "timm_rmsprop.py",
+        "timm-1_0",
+        "rmsprop/timm-rmsprop-tf.json",
+        "cases_rmsprop_others:timm",
+    ),
+    "rmsprop:keras-2.15": Implementation(
+        "keras2_rmsprop.py",
+        "keras-2_15",
+        "rmsprop/keras-2.15.json",
+        "cases_rmsprop_others:keras2",
+    ),
+    "rmsprop:keras-3": Implementation(
+        "keras3_rmsprop.py",
+        "keras-3_15",
+        "rmsprop/keras-3.json",
+        "cases_rmsprop_others:keras3",
+    ),
+    "rmsprop:optax-0.2": Implementation(
+        "optax_rmsprop.py",
+        "optax-0_2",
+        "rmsprop/optax-0.2.json",
+        "cases_rmsprop_others:optax",
+    ),
+    "rmsprop:paddle-3.3": Implementation(
+        "paddle_rmsprop.py",
+        "paddle-3_3",
+        "rmsprop/paddle-3.3.json",
+        "cases_rmsprop_others:paddle",
+    ),
+    "rmsprop:mindspore-2.10": Implementation(
+        "mindspore_rmsprop.py",
+        "mindspore-2_10",
+        "rmsprop/mindspore-2.10.json",
+        "cases_rmsprop_others:mindspore",
+    ),
+    "rmsprop:chainer-7": Implementation(
+        "chainer_rmsprop.py",
+        "chainer-7_8",
+        "rmsprop/chainer-7.json",
+        "cases_rmsprop_others:chainer",
+    ),
+    "rmsprop:mlx-0.32": Implementation(
+        "mlx_rmsprop.py",
+        "mlx-0_32",
+        "rmsprop/mlx-0.32.json",
+        "cases_rmsprop_others:mlx",
+    ),
 }
 
 

@@ -1,0 +1,77 @@
+"""Run the installed torch.optim.RMSprop on recorded cases (protocol: conformance/make.py).
+
+Needs PyTorch and the standard library. Profiles are named after torch 2.13, the release they
+describe; hello states the version that really ran.
+"""
+
+import json
+import sys
+
+import torch
+import torch_nadam as shared  # first: it silences torch's remark on NumPy
+from torch_nadam import from_bits, number, say, to_bits
+
+MODES = {"torch-2.13": {"foreach": False}, "torch-2.13-foreach": {"foreach": True}}
+NAMES = {"rho": "alpha", "epsilon": "eps"}
+STATE = {"v": "square_avg", "buffer": "momentum_buffer", "a": "grad_avg", "t": "step"}
+
+
+def settings(hyper):
+    """Our names to torch's."""
+    return {NAMES.get(name, name): number(value) for name, value in hyper.items()}
+
+
+def run(case, mode):
+    """One run of one case: {"dtypes", "steps"}, or {"error"} if torch refused."""
+    params = [
+        torch.nn.Parameter(from_bits(p["bits"], getattr(torch, p["dtype"]), p["shape"]))
+        for p in case["params"]
+    ]
+    grads = [
+        [None if b is None else from_bits(b, p.dtype, p.shape) for b, p in zip(row, params)]
+        for row in case["grads"]
+    ]
+    wanted = case.get("record") or range(1, case["steps"] + 1)
+    try:
+        groups = [
+            dict(settings(group["hyper"]), params=[params[i] for i in group["params"]])
+            for group in case.get("groups", [{"params": range(len(params)), "hyper": {}}])
+        ]
+        options = {name: bool(value) for name, value in case["options"].items()}
+        optimizer = torch.optim.RMSprop(groups, **dict(settings(case["hyper"]), **options), **mode)
+        steps, dtypes = {}, {}
+        for t in range(1, case["steps"] + 1):
+            for group in optimizer.param_groups:
+                group.update(settings(case.get("changes", {}).get(str(t), {})))
+            for param, grad in zip(params, grads[(t - 1) % len(grads)]):
+                param.grad = None if grad is None else grad.clone()
+            optimizer.step()
+            if t in wanted:
+                steps[str(t)] = observe(params, optimizer, dtypes)
+    except Exception as error:
+        return {"error": {"type": type(error).__name__, "message": str(error)}}
+    return {"dtypes": dtypes, "steps": steps}
+
+
+def observe(params, optimizer, dtypes):
+    """All quantities after a step; `dtypes` gathers those that are not the parameter's."""
+    states = [optimizer.state.get(param, {}) for param in params]
+    seen = {"param": [to_bits(p) for p in params]}
+    for name, key in STATE.items():
+        if any(key in state for state in states):
+            seen[name] = [to_bits(state[key]) if key in state else None for state in states]
+    dtypes["t"] = "float32"
+    return seen
+
+
+def main():
+    torch.set_num_threads(1)
+    say({"hello": shared.hello(list(MODES))})
+    for line in sys.stdin:
+        case = json.loads(line)
+        chosen = case.get("profiles", MODES)
+        say({"id": case["id"], "runs": {name: run(case, MODES[name]) for name in chosen}})
+
+
+if __name__ == "__main__":
+    main()
