@@ -42,7 +42,7 @@ def by_hand(p, g):
 def by_run(p, g):
     """The same through the arrays interpreter."""
     profile = nadam.PROFILES["documented"]
-    profile = profile._replace(choices=nadam.configured(profile.choices, decays=False))
+    profile = profile._replace(choices=nadam.configured(profile.choices, nadam.Hyper(), {}))
     (state, clock), params = init(nadam, profile, p), [p]
     now = [state], [clock]
 

@@ -64,7 +64,7 @@ def cases(draw, dtypes, steps=3, special=False, profiles=tuple(nadam.PROFILES), 
         momentum_decay=draw(st.sampled_from([4e-3, 1.0])),
     )
     maximizes = draw(st.booleans())
-    choices = nadam.configured(profile.choices, decays=hyper.weight_decay != 0, maximizes=maximizes)
+    choices = nadam.configured(profile.choices, hyper, {"maximize": maximizes})
     layout = draw(st.sampled_from(LAYOUTS))
     params = [values(s) for s in shapes]
     return Case(profile._replace(choices=choices), hyper, params, grads, dtype, layout, maximizes)
@@ -385,7 +385,7 @@ def test_jit_traces_once_in_twenty_steps_with_the_clock_outside(name):
     import jax
 
     profile, traces = nadam.PROFILES[name], []
-    choices = nadam.configured(profile.choices, decays=True)
+    choices = nadam.configured(profile.choices, nadam.Hyper(weight_decay=0.1), {})
     param = jax.numpy.asarray([1.0, -2.0, 3.0], dtype="float32")
     num = Floats().of(param)
     settled = nadam.settle(profile.hyper, choices, num=num)

@@ -85,9 +85,9 @@ class Mutant:
     def __init__(self, changed):
         self._changed = changed
 
-    def configured(self, choices, **options):
+    def configured(self, choices, hyper, options):
         """As the rule's own, then mutated."""
-        return nadam.configured(choices, **options)._replace(**self._changed)
+        return nadam.configured(choices, hyper, options)._replace(**self._changed)
 
     def init(self, param, choices, **rest):
         """As the rule's own, mutated."""

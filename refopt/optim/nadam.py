@@ -275,15 +275,17 @@ class NAdam(Optimizer):
             name = "-".join([name, *flags[:1]])
         profile = rule.PROFILES[name]
         decoupled = bool(group["decoupled_weight_decay"])
+        # a release that knows one form of decay keeps it
+        both = name == "documented" or self.like_torch
         if decoupled and profile.choices.decay is rule.coupled:
             msg = f"decoupled_weight_decay: False is required under profile {name!r}, got True"
             raise ValueError(msg)
-        choices = rule.configured(
-            profile.choices,
-            decays=group["weight_decay"] != 0,
-            decoupled_=decoupled,
-            maximizes=bool(group["maximize"]),
-        )
+        options = {
+            "decoupled_weight_decay": decoupled if both else None,
+            "maximize": group["maximize"],
+        }
+        hyper = rule.Hyper(weight_decay=group["weight_decay"])
+        choices = rule.configured(profile.choices, hyper, options)
         # torch multiplies the product in whatever dtype a loaded state gave it
         if self.like_torch and state and dtype_name(state["mu_product"]) != "float32":
             choices = choices._replace(product=rule.kept_product)

@@ -163,14 +163,7 @@ class Replay:
 
     def choices(self, hyper: Any) -> Any:
         """The profile's choices for the case's options, with what is changed on purpose."""
-        options = self.case.options
-        decoupled = options.get("decoupled_weight_decay")
-        choices = self.rule.configured(
-            self.profile.choices,
-            decays=hyper.weight_decay != 0,
-            decoupled_=None if decoupled is None else bool(decoupled),
-            maximizes=bool(options.get("maximize")),
-        )
+        choices = self.rule.configured(self.profile.choices, hyper, self.case.options)
         return choices._replace(**self.changed)
 
     def _widens(self, dtype: str) -> bool:

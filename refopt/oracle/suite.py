@@ -282,12 +282,7 @@ def numpy_run(rule: Any, case: Case, profile: Profile) -> Run:
         given = case.gradients(t)
         for members, overrides in case.groups:
             hyper = _hyper(profile.hyper, case, t, overrides)
-            choices = rule.configured(
-                profile.choices,
-                decays=hyper.weight_decay != 0,
-                decoupled_=_option(case, "decoupled_weight_decay"),
-                maximizes=bool(_option(case, "maximize")),
-            )
+            choices = rule.configured(profile.choices, hyper, case.options)
             grads = [
                 None if (g := given[i]) is None else _array(g, stored[i], case.shapes[i])
                 for i in members
@@ -363,11 +358,6 @@ def _hyper(defaults: Any, case: Case, t: int, overrides: dict[str, Any]) -> Any:
             named |= change
     values = {k: carried(x[1])(x[0]) if isinstance(x, tuple) else x for k, x in named.items()}
     return defaults._replace(**values)
-
-
-def _option(case: Case, name: str) -> bool | None:
-    value = case.options.get(name)
-    return None if value is None else bool(value)
 
 
 def _array(values: Values, dtype: str, shape: list[int]) -> Any:

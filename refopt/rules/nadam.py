@@ -6,7 +6,7 @@ Specification: spec/nadam.md. Sources: T. Dozat, "Incorporating Nesterov Momentu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from refopt.typing import Array, Namespace, Number, Numbers, Profile
@@ -613,6 +613,9 @@ SAME_EXACTLY: dict[str, tuple[frozenset[str], ...]] = {
 hyperparameters stay as they are (a running power remembers an earlier β₂). A product that is
 rounded at each step is not among them: its error adds up, and float64 parameters show it."""
 
+OBSERVABLE = ("t", "product", "m", "v", "param")
+"""What a release may show after a step, in the order of the flow of data."""
+
 ARRAY_AXES = ("objective", "decay", "reading", "first", "second", "momentum", "root", "epsilon")
 """Axes that do not enter `tick`."""
 
@@ -736,16 +739,18 @@ def update(
     return quantities, states, [clock for _, clock in ticked]
 
 
-def configured(
-    choices: Choices, *, decays: bool, decoupled_: bool | None = None, maximizes: bool = False
-) -> Choices:
+def configured(choices: Choices, hyper: Hyper, options: Mapping[str, Any]) -> Choices:
     """A profile's choices for given options.
 
-    `decays`: weight decay is not zero. `decoupled_`: the option of that name; None leaves the
-    profile's own form. `maximizes`: the option `maximize`.
+    Options: `maximize`, and `decoupled_weight_decay`, where None (or nothing) leaves the profile's
+    own form of weight decay. Without weight decay there is none of either form.
     """
-    decay = no_decay if not decays else coupled if decoupled_ is False else choices.decay
-    return choices._replace(decay=decay, objective=maximize if maximizes else minimize)
+    decoupled_ = options.get("decoupled_weight_decay")
+    form = coupled if decoupled_ is not None and not decoupled_ else choices.decay
+    return choices._replace(
+        decay=form if hyper.weight_decay != 0 else no_decay,
+        objective=maximize if options.get("maximize") else minimize,
+    )
 
 
 _documented = Choices(decay=decoupled)
