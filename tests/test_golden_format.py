@@ -13,6 +13,7 @@ import pytest
 CONFORMANCE = Path(__file__).parent.parent / "conformance"
 FILES = sorted((CONFORMANCE / "golden").rglob("*.json"))
 SCHEMA = json.loads((CONFORMANCE / "schema" / "golden.schema.json").read_text())
+TF = CONFORMANCE / "golden" / "rmsprop" / "tf-2.9.json"
 TORCH = CONFORMANCE / "golden" / "nadam" / "torch-2.13.json"
 DIGITS = {"float16": 4, "bfloat16": 4, "float32": 8, "float64": 16, "int32": 8, "int64": 16}
 DIGITS |= {"complex64": 16, "complex128": 32}
@@ -173,6 +174,45 @@ def test_torch_recordings_cover_dtypes_shapes_and_lengths():
     assert any(None in row for case in cases for row in case["grads"])
 
 
+def test_tensorflow_is_recorded_on_at_least_90_cases_and_both_classes_agree_bit_for_bit():
+    runs = [case["runs"] for case in load(TF)["cases"]]
+    both = [run for run in runs if "tf-2.9-dtensor" in run]
+    assert len(both) >= 90
+    assert [run["tf-2.9-experimental"] for run in both] == [{"same": "tf-2.9-dtensor"}] * len(both)
+
+
+def test_tensorflow_recordings_cover_what_the_page_offers():
+    cases = load(TF)["cases"]
+    params = [param for case in cases for param in case["params"]]
+    grads = [g for case in cases for row in case["grads"] for g in row]
+    rates = [case["hyper"]["lr"] for case in cases]
+    assert {param["dtype"] for param in params} == {"float16", "bfloat16", "float32", "float64"}
+    assert {0, 1, 2, 4} <= {len(param["shape"]) for param in params}
+    assert 0 in {size(param) for param in params}
+    assert {6, 200, 500} <= {case["steps"] for case in cases}
+    assert {rate["schedule"] for rate in rates if isinstance(rate, dict)} == set(
+        SCHEMA["$defs"]["schedule"]["properties"]["schedule"]["enum"]
+    )
+    assert None in grads
+    assert any(isinstance(g, dict) and len(set(g["indices"])) < len(g["indices"]) for g in grads)
+    for key in ("changes", "finalize", "mesh", "order"):
+        assert sum(key in case for case in cases) >= 4, key
+    for name in ("clipnorm", "clipvalue", "global_clipnorm", "ema_momentum"):
+        assert sum(name in case["hyper"] for case in cases) >= 4, name
+
+
+def test_legacy_keras_takes_another_formula_once_momentum_is_above_zero():
+    cases = {case["id"]: case for case in load(TF.with_name("keras-legacy-2.9.json"))["cases"]}
+    for dtype in ("f32", "f64"):
+        without, tiny = (
+            cases[f"rmsprop.keras-legacy.momentum-{momentum}.{dtype}"]["runs"]["keras-legacy-2.9"]
+            for momentum in ("0", "1e-30")
+        )
+        digits = {"f32": 8, "f64": 16}[dtype]
+        a, b = (run["steps"]["1"]["param"][0] for run in (without, tiny))
+        assert all(a[i : i + digits] != b[i : i + digits] for i in range(0, len(a), digits))
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_run_is_refused_only_in_cases_that_say_so(path):
     cases = load(path)["cases"]
@@ -204,6 +244,15 @@ def broken(change):
     case = next(c for c in document["cases"] if c["id"] == "nadam.torch.none-alternating.f64")
     document["cases"] = [copy.deepcopy(case)]
     change(document, document["cases"][0])
+    return document
+
+
+def broken_rmsprop(id, change):
+    """A file of one case of TensorFlow 2.9, after `change`."""
+    document = load(TF)
+    case = next(c for c in document["cases"] if c["id"] == id)
+    document["cases"] = [copy.deepcopy(case)]
+    change(document["cases"][0])
     return document
 
 
@@ -282,6 +331,105 @@ def test_the_schema_refuses_a_broken_file(change):
 def test_an_inconsistent_case_is_refused(change, finding):
     (case,) = broken(lambda document, case: change(case))["cases"]
     assert any(found.startswith(finding) for found in inconsistencies(case))
+
+
+SPARSE = "rmsprop.tf.sparse-repeated.f32"
+SCHEDULE = "rmsprop.tf.schedule-piecewise.f32"
+AVERAGED = "rmsprop.tf.ema-order-swapped.f32"
+MESH = "rmsprop.tf.mesh.f32"
+
+
+def dtensor(case):
+    return case["runs"]["tf-2.9-dtensor"]
+
+
+@pytest.mark.parametrize(
+    ("id", "change"),
+    [
+        (SPARSE, lambda c: c["grads"][0][0].pop("indices")),
+        (SPARSE, lambda c: c["grads"][0][0].update(indices=["1", "3", "1"])),
+        (SPARSE, lambda c: c["grads"][0][0].update(dense_shape=[4, 2])),
+        (SPARSE, lambda c: c["hyper"].pop("rho")),
+        (SPARSE, lambda c: c["hyper"].update(beta1="0.9")),
+        (SPARSE, lambda c: c["options"].update(centred=1)),
+        (SPARSE, lambda c: dtensor(c)["steps"]["1"].update(m=dtensor(c)["steps"]["1"]["v"])),
+        (SPARSE, lambda c: dtensor(c)["dtypes"].update(product="float32")),
+        (SCHEDULE, lambda c: c["hyper"]["lr"].update(schedule="StepDecay")),
+        (SCHEDULE, lambda c: c["hyper"]["lr"]["config"].update(boundaries=[1, 4])),
+        (SCHEDULE, lambda c: c["hyper"].update(rho=c["hyper"]["lr"])),
+        (AVERAGED, lambda c: c.update(finalize=2)),
+        (AVERAGED, lambda c: c["order"].update({"3": [0, 0]})),
+        (AVERAGED, lambda c: c["runs"]["tf-2.9-experimental"].update(finalized=[None, None])),
+        (MESH, lambda c: c.update(mesh={})),
+        (MESH, lambda c: c["params"][0].update(sharding=["X"])),
+    ],
+)
+def test_the_schema_refuses_a_broken_file_of_rmsprop(id, change):
+    assert violations(broken_rmsprop(id, lambda case: None)) == []
+    assert violations(broken_rmsprop(id, change)) != []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        put("order", {"3": [1, 0]}),
+        put("finalize", 1),
+        lambda document, case: case["hyper"].update(rho="0.9"),
+        lambda document, case: case["hyper"].update(
+            lr={"schedule": "CosineDecay", "config": {"decay_steps": "5"}}
+        ),
+        lambda document, case: case["options"].update(centered=1),
+        lambda document, case: case["runs"]["torch-2.13"]["dtypes"].update(buffer="float32"),
+        lambda document, case: case["runs"]["torch-2.13"].update(finalized=["3ff0"]),
+        lambda document, case: document.update(optimizer="adamw"),
+    ],
+)
+def test_the_schema_refuses_in_nadam_what_is_rmsprops(change):
+    assert violations(broken(change)) != []
+
+
+@pytest.mark.parametrize(
+    ("id", "change", "finding"),
+    [
+        (SPARSE, lambda c: c["grads"][0][0]["indices"].append(0), "bits of a gradient do not"),
+        (SPARSE, lambda c: c["grads"][0][0].update(indices=[1, 4, 1]), "bits of a gradient do not"),
+        (AVERAGED, lambda c: c["order"].update({"3": [1]}), "an order does not hold"),
+        (AVERAGED, lambda c: c.pop("finalize"), "finalized values without"),
+        (
+            AVERAGED,
+            lambda c: c["runs"]["tf-2.9-experimental"].pop("finalized"),
+            "finalized values without",
+        ),
+        (
+            AVERAGED,
+            lambda c: c["runs"]["tf-2.9-experimental"]["finalized"].pop(),
+            "param is not one entry a parameter",
+        ),
+        (SCHEDULE, lambda c: dtensor(c)["dtypes"].update(lr="float64"), "bits of lr do not"),
+        (MESH, lambda c: c["params"][0].update(sharding=["x", "y"]), "a sharding is not"),
+    ],
+)
+def test_an_inconsistent_case_of_rmsprop_is_refused(id, change, finding):
+    (case,) = broken_rmsprop(id, change)["cases"]
+    assert any(found.startswith(finding) for found in inconsistencies(case))
+
+
+def test_a_changed_finalized_value_is_reported(make):
+    stored, fresh = load(TF), load(TF)
+    run = next(c for c in fresh["cases"] if c["id"] == AVERAGED)["runs"]["tf-2.9-experimental"]
+    run["finalized"][0] = f"{int(run['finalized'][0], 16) ^ 1:016x}"
+    assert make.compare(stored, fresh) == [
+        f"tf-2.9-experimental param float32: 1 elements differ, at most 1 ulp (in {AVERAGED})"
+    ]
+
+
+def test_a_quantity_that_is_no_longer_recorded_is_reported(make):
+    stored, fresh = load(TF), load(TF)
+    run = next(c for c in fresh["cases"] if c["id"] == AVERAGED)["runs"]["tf-2.9-experimental"]
+    del run["steps"]["3"]["average"]
+    assert make.compare(stored, fresh) == [
+        f"case {AVERAGED}, tf-2.9-experimental: what is recorded changed"
+    ]
 
 
 def test_floats_and_booleans_are_found():
