@@ -1,0 +1,74 @@
+"""Every recorded run and every vector lies inside the envelope of its profile."""
+
+import pytest
+
+from refopt.oracle import suite
+from refopt.oracle.golden import Case, Run
+from refopt.oracle.report import paragraph
+from refopt.oracle.suite import CONFORMS, REJECTED, Item, Result, Task
+
+RUNS = [
+    pytest.param(recording.case, name, run, id=f"{recording.case.id}-{name}")
+    for recording in suite.recordings()
+    for name, run in recording.runs.items()
+]
+
+
+def judged(case: Case, name: str, run: Run, *, axes: bool) -> Result:
+    item = suite.recorded("recorded", name, name, run)._replace(axes=axes)
+    (result,) = suite.work(Task(case, (item,)))
+    return result
+
+
+@pytest.mark.parametrize(("case", "name", "run"), RUNS)
+def test_a_run_conforms_to_its_profile(case: Case, name: str, run: Run) -> None:
+    result = judged(case, name, run, axes=False)
+    if run.error:
+        assert result.status == REJECTED
+        assert run.error["type"]
+        assert not run.steps
+        return
+    assert result.status == CONFORMS, "\n".join(paragraph(result))
+    assert result.verdict is not None
+    assert result.verdict.first is None
+    assert result.verdict.open < result.verdict.checks
+
+
+@pytest.mark.parametrize(("case", "name", "run"), RUNS[::25])
+def test_a_run_excludes_alternatives_and_says_which_it_cannot(
+    case: Case, name: str, run: Run
+) -> None:
+    result = judged(case, name, run, axes=True)
+    assert result.status == CONFORMS, "\n".join(paragraph(result))
+    assert result.verdict is not None
+    told = [
+        (axis, alternative)
+        for found in (result.verdict.excluded, result.verdict.undecided)
+        for axis, names in found.items()
+        for alternative in names
+    ]
+    assert len(told) == len(set(told))
+    assert not result.item.stale
+
+
+def test_the_suite_is_as_large_as_it_claims() -> None:
+    recordings = list(suite.recordings())
+    names = {name for recording in recordings for name in recording.runs}
+    assert names == set(suite.profiles())
+    assert len({r.case.id for r in recordings}) == len(recordings)
+    torch = [r for r in recordings if r.case.id.startswith("nadam.torch.")]
+    assert len(torch) >= 80
+    for name in names - {"documented"}:
+        assert sum(name in recording.runs for recording in recordings) >= 5
+
+
+def test_every_case_has_a_topic() -> None:
+    assert [r.case.id for r in suite.recordings() if suite.group(r.case) == "other"] == []
+
+
+def test_refopt_itself_is_among_what_is_judged() -> None:
+    for task in suite.tasks(suite.recordings()):
+        own = {item.profile for item in task.items if item.run is None and not item.status}
+        recorded = {item.profile for item in task.items if item.run is not None}
+        assert own == recorded | {"documented"}
+        assert all(isinstance(item, Item) for item in task.items)

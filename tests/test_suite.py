@@ -1,0 +1,242 @@
+"""The suite's machinery: refopt's own runs, what is no verdict, and the work over processes."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import refopt
+from refopt.errors import CaseError
+from refopt.interp import arrays
+from refopt.oracle import golden, suite
+from refopt.oracle.golden import Recording, Run
+from refopt.oracle.report import STALE, Tally
+from refopt.oracle.suite import BROKEN, CONFORMS, Item, Result, Task
+from refopt.oracle.verdict import VIOLATION
+from refopt.rules import nadam
+
+RECORDINGS = {r.case.id: r for r in suite.recordings()}
+SHARP = ["nadam.torch.sharp-l2-psi-1.f32", "nadam.torch.sharp-l2-psi-1.f64"]
+
+
+def judged(recording: Recording, run: Run, name: str = "torch-2.13", axes: bool = False) -> Result:
+    item = Item("test", name, name, run, axes=axes)
+    (result,) = suite.work(Task(recording.case, (item,)))
+    return result
+
+
+def changed(run: Run, change: Callable[[str, float], float]) -> Run:
+    steps = {
+        t: {
+            q: [None if xs is None else [change(q, x) for x in xs] for xs in column]
+            for q, column in quantities.items()
+        }
+        for t, quantities in run.steps.items()
+    }
+    return run._replace(steps=steps)
+
+
+# -- answers that must not pass -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", SHARP)
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda q, x: math.nan,
+        lambda q, x: 0.0,
+        lambda q, x: math.inf,
+        lambda q, x: float(np.float32(math.sin(1e4 * x + len(q)))),
+        lambda q, x: math.nan if q == "param" else x,
+        lambda q, x: x * (1 + 2**-18) if q == "v" else x,
+    ],
+    ids=["nan", "zero", "infinity", "random", "nan-parameter", "v-off-by-2^-18"],
+)
+def test_wrong_answers_are_violations(case: str, change: Callable[[str, float], float]) -> None:
+    recording = RECORDINGS[case]
+    assert judged(recording, recording.runs["torch-2.13"]).status == CONFORMS
+    assert judged(recording, changed(recording.runs["torch-2.13"], change)).status == VIOLATION
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (lambda steps: steps.pop(2), "step 2 is required"),
+        (lambda steps: steps[2]["m"][0].pop(), "elements are required"),
+        (lambda steps: steps[2]["m"][0].append(0.0), "elements are required"),
+        (lambda steps: steps[2]["product"].append([0.5]), "ValueError"),
+        (lambda steps: steps[2]["param"].__setitem__(0, None), "every parameter is required"),
+        (lambda steps: steps[2].pop("param"), "every parameter is required"),
+    ],
+)
+def test_an_incomplete_answer_is_broken(fault: Callable[[Any], Any], said: str) -> None:
+    recording = RECORDINGS[SHARP[0]]
+    run = changed(recording.runs["torch-2.13"], lambda q, x: x)
+    fault(run.steps)
+    result = judged(recording, run)
+    assert result.status == BROKEN
+    assert said in result.item.detail
+
+
+def test_a_failure_while_judging_leaves_the_other_runs_alone() -> None:
+    recording = RECORDINGS[SHARP[0]]
+    run = recording.runs["torch-2.13"]
+    items = (
+        Item("test", "no-such-profile", "no-such-profile", run),
+        Item("test", "torch-2.13", "torch-2.13", run, axes=False),
+    )
+    broken, fine = suite.work(Task(recording.case, items))
+    assert (broken.status, fine.status) == (BROKEN, CONFORMS)
+    assert "KeyError: 'no-such-profile'" in broken.item.detail
+
+
+def test_a_vector_that_lost_its_power_is_stale() -> None:
+    recording = RECORDINGS["nadam.vector.sharp-l2-psi-1.f32"]
+    run = recording.runs["documented"]
+    assert not judged(recording, run, "documented", axes=True).item.stale
+    source = recording.case.source | {"kills": [*recording.case.source["kills"], "root=of-each"]}
+    claims_more = recording._replace(case=recording.case._replace(source=source))
+    result = judged(claims_more, run, "documented", axes=True)
+    assert result.item.stale == "does not exclude root=of-each any more"
+    tally = Tally()
+    tally.add(result)
+    assert tally.exit_code == STALE
+
+
+# -- processes ------------------------------------------------------------------------------------
+
+
+def test_two_processes_give_what_one_gives_in_order() -> None:
+    chosen = [RECORDINGS[name] for name in (*SHARP, "nadam.torch.half.bf16")]
+    one, two = (
+        [r._replace(seconds=0) for rs in suite.spread(suite.tasks(chosen), jobs) for r in rs]
+        for jobs in (1, 2)
+    )
+    # NaN, where an envelope has no finite value, is unequal to itself
+    assert repr(one) == repr(two)
+    assert [r.case for r in one] == sorted(
+        (r.case for r in one), key=lambda c: [*SHARP, c].index(c)
+    )
+
+
+# -- refopt on NumPy ------------------------------------------------------------------------------
+
+
+def test_bfloat16_rounds_as_ml_dtypes_does() -> None:
+    bits = np.arange(0, 2**32, 2**32 // 2**18 - 1, dtype=np.uint64).astype(np.uint32)
+    ties = (np.arange(2**16, dtype=np.uint32) << 16) | np.uint32(0x8000)
+    x = np.concatenate([bits, ties, ties - np.uint32(1), ties + np.uint32(1)]).view(np.float32)
+    with np.errstate(invalid="ignore", over="ignore"):
+        expected = x.astype(ml_dtypes.bfloat16).astype(np.float32)
+    np.testing.assert_array_equal(suite.bfloat16(x), expected)
+
+
+@pytest.mark.parametrize("profile", ["documented", "torch-2.13", "torch-2.13-foreach"])
+def test_bfloat16_runs_as_it_does_on_ml_dtypes(profile: str) -> None:
+    case = RECORDINGS["nadam.torch.half.bf16"].case
+    run = suite.numpy_run(nadam, case, suite.profiles()[profile])
+    assert run.dtypes["param"] == ["bfloat16"]
+    params = [np.array(case.params[0], dtype=ml_dtypes.bfloat16).reshape(case.shapes[0])]
+    own = suite.profiles()[profile]
+    own = own._replace(choices=nadam.configured(own.choices, nadam.Hyper(), {}))
+    states, clocks = zip(*(arrays.init(nadam, own, p) for p in params), strict=True)
+    for t in range(1, case.steps + 1):
+        grads = [np.array(case.gradients(t)[0], ml_dtypes.bfloat16).reshape(case.shapes[0])]
+        quantities, states, clocks = arrays.run(nadam, own, params, grads, states, clocks, hyper)
+        params = [quantities[0].param]
+        if t in run.steps:
+            for q, x in {"param": params[0], "m": states[0].m, "v": states[0].v}.items():
+                assert run.steps[t][q] == [x.astype(np.float64).reshape(-1).tolist()]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "nadam.torch.sharp-l2-psi-1.f64",
+        "nadam.torch.sharp-decoupled.f32",
+        "nadam.torch.complex-l2-maximize.c128",
+        "nadam.torch.groups-everything.f64",
+        "nadam.torch.none-alternating.f32",
+        "nadam.torch.everything-changed.f64",
+        "nadam.torch.strided.f64",
+        "nadam.torch.fortran.f64",
+    ],
+)
+def test_the_rule_that_is_judged_is_the_object_that_is_used(case: str) -> None:
+    """`refopt.NAdam` gives the bits of `numpy_run`."""
+    given = RECORDINGS[case].case
+    run = suite.numpy_run(nadam, given, suite.profiles()["documented"])
+    dtypes = [p["dtype"] for p in given.source["params"]]
+    params = [
+        refopt.Parameter(suite._array(values, dtype, shape))
+        for values, dtype, shape in zip(given.params, dtypes, given.shapes, strict=True)
+    ]
+
+    def settings(hyper: dict[str, Any], group: dict[str, Any]) -> dict[str, Any]:
+        names = {"lr": "lr", "epsilon": "eps", "weight_decay": "weight_decay"}
+        names["momentum_decay"] = "momentum_decay"
+        found = {names[k]: v for k, v in hyper.items() if k in names}
+        first, second = group.get("betas", (None, None))
+        return found | {"betas": (hyper.get("beta1", first), hyper.get("beta2", second))}
+
+    defaults = settings(given.hyper, {})
+    groups = [
+        {"params": [params[i] for i in members], **settings(overrides, defaults)}
+        for members, overrides in given.groups
+    ]
+    options = {name: bool(value) for name, value in given.options.items()}
+    optimizer = refopt.NAdam(groups, **{**defaults, **options})
+    for t in range(1, given.steps + 1):
+        for group in optimizer.param_groups:
+            group.update(settings(given.changes.get(t, {}), group))
+        gradients = zip(given.gradients(t), params, dtypes, given.shapes, strict=True)
+        for gradient, param, dtype, shape in gradients:
+            param.grad = None if gradient is None else suite._array(gradient, dtype, shape)
+        optimizer.step()
+        if t in run.steps:
+            assert [suite._flat(p.data) for p in params] == run.steps[t]["param"]
+
+
+# -- what is read ---------------------------------------------------------------------------------
+
+
+def test_the_version_of_the_suite_is_that_of_its_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "golden" / "nadam").mkdir(parents=True)
+    (tmp_path / "golden" / "nadam" / "a.json").write_text("{}")
+    monkeypatch.setattr(golden, "root", lambda: tmp_path)
+    before = suite.version()
+    (tmp_path / "golden" / "nadam" / "a.json").write_text("{ }")
+    assert suite.version() != before
+    assert len(before) == 12
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", '{"format": "other"}', '{"format": 1, "cases": 3}']
+)
+def test_a_file_that_is_no_recording_is_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(text)
+    with pytest.raises(CaseError, match=r"mine\.json"):
+        list(suite.recordings(path))
+
+
+def test_a_run_without_a_profile_asks_for_one(tmp_path: Path) -> None:
+    recording = RECORDINGS[SHARP[0]]
+    renamed = recording._replace(runs={"my-optimizer": recording.runs["torch-2.13"]})
+    with pytest.raises(CaseError, match="'my-optimizer' is no profile"):
+        list(suite.tasks([renamed], numpy=False))
+    (task,) = suite.tasks([renamed], "torch-2.13", numpy=False)
+    assert [item.profile for item in task.items] == ["torch-2.13"]
+
+
+def test_json_of_a_case_keeps_its_numbers() -> None:
+    recording = RECORDINGS[SHARP[1]]
+    again = golden.parse(json.loads(json.dumps(recording.case.source)))
+    assert again.params == recording.case.params
