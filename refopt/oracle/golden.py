@@ -15,13 +15,30 @@ FORMATS_READ = ("refopt-golden/1", "refopt-vectors/1")
 Values = list[float]  # exact values of one array, flat; complex as pairs
 
 
+class Sparse(NamedTuple):
+    """A gradient of some rows of a parameter's first axis, which may repeat."""
+
+    values: Values
+    indices: tuple[int, ...]
+
+
+class Schedule(NamedTuple):
+    """A learning rate that is a schedule: its name and what it was made with."""
+
+    name: str
+    config: dict[str, Any]
+
+
+Gradient = Values | Sparse | None
+
+
 class Case(NamedTuple):
     """The input of one run; hyperparameters by name, gradients by step."""
 
     id: str
     comment: str
     tags: list[str]
-    hyper: dict[str, Any]  # float, or (value, dtype) for a tensor
+    hyper: dict[str, Any]  # float, (value, dtype) for a tensor, or a Schedule
     options: dict[str, int]
     groups: list[tuple[list[int], dict[str, Any]]]  # (parameters, overrides)
     changes: dict[int, dict[str, Any]]  # step -> hyperparameters set just before it
@@ -29,10 +46,11 @@ class Case(NamedTuple):
     shapes: list[list[int]]
     params: list[Values]
     steps: int
-    grads: list[list[Values | None]]  # cycled
+    grads: list[list[Gradient]]  # cycled
     source: dict[str, Any]  # the JSON object itself
+    orders: dict[int, list[int]] = {}  # noqa: RUF012  # step -> in which order parameters are given
 
-    def gradients(self, t: int) -> list[Values | None]:
+    def gradients(self, t: int) -> list[Gradient]:
         """The gradients of step `t`, from 1; one entry a parameter."""
         return self.grads[(t - 1) % len(self.grads)]
 
@@ -44,6 +62,7 @@ class Run(NamedTuple):
     steps: dict[int, dict[str, list[Values | None]]]  # step -> quantity -> parameter -> values
     dtypes: dict[str, list[str]]  # quantity -> dtype for each parameter
     error: dict[str, str] | None = None
+    finalized: list[Values | None] | None = None  # parameters after finalize_variable_values
 
 
 class Recording(NamedTuple):
@@ -105,8 +124,12 @@ def parse(source: dict[str, Any]) -> Case:
                 for p, d in zip(source["params"], dtypes, strict=True)
             ],
             steps=source["steps"],
-            grads=[_values(step, dtypes) for step in source["grads"]],
+            grads=[
+                [_gradient(g, d) for g, d in zip(step, dtypes, strict=True)]
+                for step in source["grads"]
+            ],
             source={key: value for key, value in source.items() if key != "runs"},
+            orders={int(t): order for t, order in source.get("order", {}).items()},
         )
     except (KeyError, TypeError, ValueError) as error:
         msg = f"case {source.get('id')!r}: {error!r}"
@@ -128,7 +151,20 @@ def parse_run(case: Case, name: str, runs: dict[str, Any]) -> Run:
         int(t): {q: _values(values, dtypes[q]) for q, values in step.items()}
         for t, step in source.get("steps", {}).items()
     }
-    return Run(name, dict(sorted(steps.items())), dtypes, source.get("error"))
+    finalized = source.get("finalized")
+    return Run(
+        name,
+        dict(sorted(steps.items())),
+        dtypes,
+        source.get("error"),
+        None if finalized is None else _values(finalized, case.dtypes),
+    )
+
+
+def _gradient(source: Any, dtype: str) -> Gradient:
+    if isinstance(source, dict):
+        return Sparse(from_bits(source["values"], FORMATS[dtype]), tuple(source["indices"]))
+    return None if source is None else _decoded(source, dtype)
 
 
 def _values(bits: list[str | None], dtypes: list[str]) -> list[Values | None]:
@@ -142,9 +178,16 @@ def _decoded(bits: str, dtype: str) -> Values:
 
 
 def _hyper(source: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: float(x)
-        if isinstance(x, str)
-        else (from_bits(x["bits"], FORMATS[x["dtype"]])[0], x["dtype"])
-        for name, x in source.items()
-    }
+    return {name: _hyperparameter(x) for name, x in source.items()}
+
+
+def _hyperparameter(x: Any) -> Any:
+    if isinstance(x, str):
+        return float(x)
+    if "schedule" in x:
+        read = {
+            key: [float(y) for y in value] if isinstance(value, list) else float(value)
+            for key, value in x["config"].items()
+        }
+        return Schedule(x["schedule"], read)
+    return from_bits(x["bits"], FORMATS[x["dtype"]])[0], x["dtype"]

@@ -7,12 +7,11 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from refopt.interp.envelope import Envelope, Interval
-from refopt.oracle.golden import Case, Run, Values
+from refopt.interp.formats import FORMATS
+from refopt.oracle.golden import Case, Gradient, Run, Schedule, Sparse, Values
 from refopt.typing import Profile
 
 Prediction = dict[str, list[list[Interval] | None]]  # quantity -> parameter -> elements
-ARRAYS = ("param", "m", "v")
-NUMBERS = ("product", "t")
 
 
 class Memory(NamedTuple):
@@ -66,12 +65,7 @@ class Replay:
         given = self.case.gradients(t)
         for g, (members, overrides) in enumerate(self.case.groups):
             hyper = self.hyper(t, overrides)
-            grads = [
-                None
-                if given[i] is None
-                else self.array([] if self.only_clocks else given[i], self.case.dtypes[i])
-                for i in members
-            ]
+            grads = [self.gradient(given[i], i) for i in members]
             own = [params[i] for i in members]
             counted = [clocks[i] for i in members]
             choices = self.choices(hyper)
@@ -87,11 +81,13 @@ class Replay:
                 xp=self.xp,
                 num=self.num,
                 ticked=ticked[g],
+                **({"order": self.case.orders[t]} if t in self.case.orders else {}),
             )
             for i, q, state, clock in zip(members, quantities, new_states, new_clocks, strict=True):
                 clocks[i] = clock
                 if q is not None:
                     params[i] = self.stored(q.param, i)
+                if state is not states[i]:
                     states[i] = type(state)(*(self.stored(x, i) for x in state))
         return Memory(params, states, clocks)
 
@@ -115,31 +111,45 @@ class Replay:
         for i in range(len(self.case.params)):
             values = {q: column[i] for q, column in recorded.items()}
             params.append(self.array(values["param"] or [], self.case.dtypes[i]))
-            if values["m"] is None:
-                states.append(fresh.states[i])
-                clocks.append(memory.clocks[i])
-                continue
-            moments = (self.array(values[q] or [], run.dtypes[q][i]) for q in ("m", "v"))
-            states.append(type(fresh.states[i])(*moments))
-            known = {
+            state = fresh.states[i]
+            if all(values.get(q) is not None for q in self.kept(state)):
+                known = {q: self.array(values[q] or [], run.dtypes[q][i]) for q in self.kept(state)}
+                state = state._replace(**known)
+            states.append(state)
+            counted = {
                 q: self.num.carrying(x[0], dtype) if dtype else self.num(x[0])
-                for q in NUMBERS
-                if (x := values.get(q)) and run.dtypes[q][i] in _FLOATING
+                for q in memory.clocks[i]._fields
+                if (x := values.get(q)) and run.dtypes[q][i] in FORMATS
                 for dtype in [getattr(memory.clocks[i], q).dtype]
             }
-            clocks.append(memory.clocks[i]._replace(**known))
+            clocks.append(memory.clocks[i]._replace(**counted))
         return Memory(params, states, clocks)
 
-    def predicted(self, memory: Memory) -> Prediction:
-        """The observable quantities of a memory."""
-        result: Prediction = {
-            "param": [p.elements for p in memory.params],
-            "m": [s.m.elements for s in memory.states],
-            "v": [s.v.elements for s in memory.states],
-        }
-        for q in NUMBERS:
-            result[q] = [[getattr(c, q).x] for c in memory.clocks]
+    @staticmethod
+    def kept(state: Any) -> list[str]:
+        """The arrays that a state keeps, by name."""
+        return [q for q, x in state._asdict().items() if x is not None]
+
+    def predicted(self, t: int, memory: Memory) -> Prediction:
+        """The observable quantities of a memory after step `t`."""
+        result: Prediction = {"param": [p.elements for p in memory.params]}
+        for q in memory.states[0]._fields:
+            arrays = [getattr(s, q) for s in memory.states]
+            result[q] = [None if x is None else x.elements for x in arrays]
+        for q in memory.clocks[0]._fields:
+            result[q] = [[self.num(getattr(c, q)).x] for c in memory.clocks]
+        if isinstance(self.case.hyper.get("lr"), Schedule):
+            result["lr"] = [[self.num(self.hyper(t, {}).lr).x] for _ in memory.params]
         return result
+
+    def gradient(self, given: Gradient, i: int) -> Any:
+        """A gradient of parameter `i` as the rule takes it."""
+        if given is None:
+            return None
+        if isinstance(given, Sparse):
+            values = self.array([] if self.only_clocks else given.values, self.case.dtypes[i])
+            return self.rule.Rows(values, given.indices, self.case.shapes[i][0])
+        return self.array([] if self.only_clocks else given, self.case.dtypes[i])
 
     def array(self, values: Any, dtype: str) -> Any:
         """An exact array, to be computed with in its own dtype, or in float32 (half: stored)."""
@@ -156,10 +166,12 @@ class Replay:
         for start, change in self.case.changes.items():
             if start <= t:
                 named.update(change)
-        values = {
-            name: self.num.carrying(*x) if isinstance(x, tuple) else x for name, x in named.items()
-        }
-        return self.profile.hyper._replace(**values)
+        return self.profile.hyper._replace(**{q: self._number(x, t) for q, x in named.items()})
+
+    def _number(self, x: Any, t: int) -> Any:
+        if isinstance(x, Schedule):
+            return self.rule.scheduled(x.name, x.config, t, self.profile.choices, num=self.num)
+        return self.num.carrying(*x) if isinstance(x, tuple) else x
 
     def choices(self, hyper: Any) -> Any:
         """The profile's choices for the case's options, with what is changed on purpose."""
@@ -168,6 +180,3 @@ class Replay:
 
     def _widens(self, dtype: str) -> bool:
         return self.profile.half == "stored" and dtype in ("float16", "bfloat16")
-
-
-_FLOATING = ("float16", "bfloat16", "float32", "float64")

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from refopt.interp.formats import FORMATS, to_bits, ulp
 from refopt.oracle import spec, suite
-from refopt.oracle.golden import Case, Recording, Run, Values
+from refopt.oracle.golden import Case, Recording, Run, Sparse, Values
 from refopt.oracle.suite import FAILURES, GROUPS, OPTIMIZER, REJECTED, SKIPPED, Result
 from refopt.oracle.verdict import CONFORMS, INCONCLUSIVE, VIOLATION, Finding, Verdict
 
@@ -436,7 +436,10 @@ def shown(recording: Recording, results: Iterable[Result]) -> Iterator[Any]:
         _fill(table, "initial", i, escape(dtype), values, case.dtypes[i])
     for t in range(1, len(case.grads) + 1):
         for i, gradient in enumerate(case.gradients(t)):
-            _fill(table, f"gradient {t}", i, case.dtypes[i], gradient, case.dtypes[i])
+            place: int | str = i
+            if isinstance(gradient, Sparse):
+                place, gradient = f"{i}, rows {list(gradient.indices)}", gradient.values
+            _fill(table, f"gradient {t}", place, case.dtypes[i], gradient, case.dtypes[i])
     yield table
     judged = {result.item.name: result for result in results}
     for name, run in recording.runs.items():
@@ -460,7 +463,9 @@ def _columns(*names: str) -> Table:
     return table
 
 
-def _fill(table: Table, what: str, i: int, dtype: str, values: Values | None, real: str) -> None:
+def _fill(
+    table: Table, what: str, i: int | str, dtype: str, values: Values | None, real: str
+) -> None:
     if values is None:
         table.add_row(what, str(i), dtype, "none", "")
     elif real not in FORMATS:  # integer counters

@@ -22,7 +22,6 @@ from refopt.interp.formats import COMPLEX
 from refopt.interp.rounded import Rounded, carried, plain
 from refopt.oracle import golden
 from refopt.oracle.golden import Case, Recording, Run, Values
-from refopt.oracle.replay import NUMBERS
 from refopt.oracle.spec import RULES
 from refopt.oracle.verdict import CONFORMS, Judge, Verdict
 from refopt.typing import Profile
@@ -222,12 +221,13 @@ def _complete(case: Case, run: Run) -> None:
     if missing := set(case.source.get("record", [case.steps])) - run.steps.keys():
         msg = f"{case.id}: step {min(missing)} is required and was not reported"
         raise CaseError(msg)
+    numbers = RULES[OPTIMIZER].Clock._fields
     for t, quantities in run.steps.items():
         if None in quantities.get("param", [None]):
             msg = f"{case.id}, step {t}: every parameter is required"
             raise CaseError(msg)
         for quantity, columns in quantities.items():
-            wanted = [1] * len(sizes) if quantity in NUMBERS else sizes
+            wanted = [1] * len(sizes) if quantity in numbers else sizes
             got = [n if c is None else len(c) for c, n in zip(columns, wanted, strict=True)]
             if got != wanted:
                 msg = f"{case.id}, step {t}, {quantity}: {wanted} elements are required, got {got}"
@@ -284,7 +284,7 @@ def numpy_run(rule: Any, case: Case, profile: Profile) -> Run:
             hyper = _hyper(profile.hyper, case, t, overrides)
             choices = rule.configured(profile.choices, hyper, case.options)
             grads = [
-                None if (g := given[i]) is None else _array(g, stored[i], case.shapes[i])
+                None if given[i] is None else _array(_dense(given[i]), stored[i], case.shapes[i])
                 for i in members
             ]
             if all(g is None for g in grads):
@@ -358,6 +358,13 @@ def _hyper(defaults: Any, case: Case, t: int, overrides: dict[str, Any]) -> Any:
             named |= change
     values = {k: carried(x[1])(x[0]) if isinstance(x, tuple) else x for k, x in named.items()}
     return defaults._replace(**values)
+
+
+def _dense(gradient: golden.Gradient) -> Values:
+    if not isinstance(gradient, list):
+        msg = f"gradient: a dense one is required of {OPTIMIZER}, got {type(gradient).__name__}"
+        raise CaseError(msg)
+    return gradient
 
 
 def _array(values: Values, dtype: str, shape: list[int]) -> Any:

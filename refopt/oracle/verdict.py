@@ -15,7 +15,7 @@ from refopt.interp.balls import precision
 from refopt.interp.envelope import ROUNDINGS, Envelope, Interval
 from refopt.interp.formats import FORMATS, ulp
 from refopt.oracle.golden import Case, Run
-from refopt.oracle.replay import NUMBERS, Memory, Replay
+from refopt.oracle.replay import Memory, Replay
 from refopt.typing import Profile
 
 CONFORMS, VIOLATION, INCONCLUSIVE = "conforms", "violation", "inconclusive"
@@ -93,6 +93,9 @@ class Judge:
         self.k, self.flush = k, flush
         self._starts: dict[int, Memory] = {}  # step -> what the recorded state before it gives
         self._ticked: dict[int, dict[int, Any]] = {}  # step -> coefficients by group
+        with precision():
+            states = self._replay(clocks=True).start().states
+        self._kept = {q for state in states for q in Replay.kept(state)}
 
     def verdict(self, *, axes: bool = True) -> Verdict:
         """Every observation, and with `axes` every alternative that may be told apart."""
@@ -100,7 +103,7 @@ class Judge:
             checks = unbounded = 0
             first: Finding | None = None
             worst_ulp = worst_share = 0.0
-            for check in _order(self._checks()):
+            for check in _order(self.rule, self._checks()):
                 checks += 1
                 unbounded += not check.interval.bounded
                 if not check.interval.holds(check.observed):
@@ -197,7 +200,7 @@ class Judge:
 
     def _known(self, t: int) -> bool:
         """Whether everything before step `t` is known."""
-        return t == 1 or "m" in self.run.steps.get(t - 1, {})
+        return t == 1 or self._kept <= self.run.steps.get(t - 1, {}).keys()
 
     def _step(self, replay: Replay, t: int, before: Memory) -> Iterator[Check]:
         """Step `t` from the recorded state before it; kept for alternatives that share it."""
@@ -214,7 +217,7 @@ class Judge:
     def _forced(self, changed: dict[str, Any]) -> Iterator[Check]:
         """Every observation teacher-forced; open-loop where no state was recorded."""
         replay, run = self._replay(changed), self.run
-        if any("m" not in step for step in run.steps.values()):
+        if any(not self._kept <= step.keys() for step in run.steps.values()):
             for t, memory in replay.open_loop():
                 if t in run.steps:
                     yield from _compare(replay, run, t, memory, OPEN)
@@ -245,20 +248,22 @@ def named_by(
 
 
 def _compare(replay: Replay, run: Run, t: int, memory: Memory, mode: str) -> Iterator[Check]:
-    predicted = replay.predicted(memory)
-    for quantity in (*NUMBERS[::-1], "m", "v", "param"):
+    predicted = replay.predicted(t, memory)
+    for quantity in replay.rule.OBSERVABLE:
         for i, values in enumerate(run.steps[t].get(quantity, [])):
-            if values is None:
-                continue
-            for j, observed in enumerate(values):
-                expected = predicted[quantity][i] or []
-                interval = expected[0 if quantity in NUMBERS else j]
+            expected = (predicted[quantity][i] if quantity in predicted else None) or []
+            for j, observed in enumerate(values or [] if expected else []):
+                interval = expected[j if len(expected) > 1 else 0]
                 yield Check(t, quantity, i, j, observed, interval, mode)
+    if run.finalized and t == replay.case.steps:
+        for i, (values, state) in enumerate(zip(run.finalized, memory.states, strict=True)):
+            for j, observed in enumerate(values or ()):
+                yield Check(t, "average", i, j, observed, state.average.elements[j], mode)
 
 
-def _order(checks: Iterator[Check]) -> list[Check]:
+def _order(rule: ModuleType, checks: Iterator[Check]) -> list[Check]:
     """By step, then in the order of the data flow, teacher-forced (narrow) first."""
-    flow = {q: place for place, q in enumerate((*NUMBERS[::-1], "m", "v", "param"))}
+    flow = {q: place for place, q in enumerate(rule.OBSERVABLE)}
     return sorted(checks, key=lambda c: (c.step, flow[c.quantity], c.mode == OPEN))
 
 

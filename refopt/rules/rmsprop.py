@@ -359,6 +359,10 @@ def own(given: Sequence[int], n: int) -> list[tuple[int, int]]:  # RMS-8.4c: tho
     return [(i, i) for i in given]
 
 
+def no_average(given: Sequence[int], n: int) -> list[tuple[int, int]]:  # RMS-8.4d
+    return []
+
+
 # -- storage, scalars, given (RMS-1) --------------------------------------------------------------
 def stored_as_given(h: Hyper, num: Numbers) -> Hyper:  # RMS-1.11a
     return h
@@ -414,19 +418,17 @@ class Choices(NamedTuple):
     epsilon: Callable[..., Array] = outside
     move: Callable[..., Moved] = no_momentum
     average_start: Callable[[int, Hyper], Number] = from_start
-    average: Callable[..., list[tuple[int, int]]] = every_parameter
+    average: Callable[..., list[tuple[int, int]]] = no_average
 
 
-def init(
-    param: Array, choices: Choices, *, xp: Namespace, num: Numbers, averages: bool = False
-) -> tuple[State, Clock]:
+def init(param: Array, choices: Choices, *, xp: Namespace, num: Numbers) -> tuple[State, Clock]:
     """Averages at their start, no step done (RMS-2); what the choices do not use is None."""
     c = choices
     return State(
         v=c.start(param, xp),  # RMS-2.1
         a=None if c.variance is uncentered else xp.zeros_like(param),  # RMS-2.2
         buffer=None if c.move is no_momentum else xp.zeros_like(param),  # RMS-2.2
-        average=param if averages else None,  # RMS-8.3
+        average=None if c.average is no_average else param,  # RMS-8.3
     ), Clock(num(0))
 
 
@@ -523,7 +525,7 @@ def update(
         h = settle(hyper, c, num=num.of(params[i]))
         stepped, kept[i] = step(params[i], grad, states[i], ticked[i][0], h, c, xp=xp)
         quantities[i], after[i] = stepped, stepped.param
-    if given and kept[given[0]].average is not None:  # RMS-8
+    if given and c.average is not no_average:  # RMS-8
         t = int(ticked[given[0]][1].t)
         momentum = c.average_start(t, hyper)  # RMS-8.3
         for k, i in c.average(given, len(params)):  # RMS-8.4
