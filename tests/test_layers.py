@@ -60,6 +60,8 @@ FAMILIES = (
     {"tensorflow", "keras", "tf_keras"},
     {"paddle"},
     {"mindspore"},
+    {"chainer"},
+    {"mlx"},
 )
 AFTER_PYTHON_3_8 = {"graphlib", "tomllib", "zoneinfo"}
 
@@ -193,7 +195,7 @@ def adapter_findings(source: str, path: str, siblings: frozenset[str] = frozense
     findings = [f"{path}: not in Python 3.8: {root}" for root in sorted(roots & AFTER_PYTHON_3_8)]
     foreign = roots - sys.stdlib_module_names - siblings - {"numpy"}
     if foreign and not any(foreign <= family for family in FAMILIES):
-        findings.append(f"{path}: more than one framework: {', '.join(sorted(foreign))}")
+        findings.append(f"{path}: not one framework: {', '.join(sorted(foreign))}")
     return findings
 
 
