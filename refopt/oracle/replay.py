@@ -118,9 +118,9 @@ class Replay:
             states.append(state)
             counted = {
                 q: self.num.carrying(x[0], dtype) if dtype else self.num(x[0])
-                for q in memory.clocks[i]._fields
+                for q, counter in memory.clocks[i]._asdict().items()
                 if (x := values.get(q)) and run.dtypes[q][i] in FORMATS
-                for dtype in [getattr(memory.clocks[i], q).dtype]
+                for dtype in [getattr(counter, "dtype", None)]
             }
             clocks.append(memory.clocks[i]._replace(**counted))
         return Memory(params, states, clocks)
