@@ -290,22 +290,29 @@ def test_an_object_does_what_its_profile_does_on_every_library(library, profile,
             assert float(counter) == float(number)
 
 
+@pytest.mark.parametrize("capturable", [False, True])
 @pytest.mark.parametrize("layout", ["C", "F", "strided"])
-def test_memory_stays_where_and_as_it_is(library, layout):
+def test_memory_stays_where_and_as_it_is(library, layout, capturable):
     if library.strides is None or library.name == "numpy-read-only":
         pytest.skip(f"{library.name} is not written in place")
-    param, optimizer = trained(library, START, GRADIENTS, layout=layout, steps=1)
+    options = {"layout": layout, "steps": 1, "capturable": capturable}
+    param, optimizer = trained(library, START, GRADIENTS, **options)
     state = optimizer.state[param]
+
+    def moments():
+        return param.data, state["exp_avg"], state["exp_avg_sq"]
+
     held = [param.data, *state.values()]
-    bits = [library.get(x).copy() for x in (param.data, state["exp_avg"], state["exp_avg_sq"])]
-    strides = [library.strides(x) for x in (param.data, state["exp_avg"], state["exp_avg_sq"])]
+    bits = [library.get(x).copy() for x in moments()]
+    strides = [library.strides(x) for x in moments()]
+    assert strides[0] == library.strides(library.array(START, "float64", layout))
     gradient = param.grad = library.array(GRADIENTS[1], "float64", "C" if layout == "F" else "F")
     kept = library.get(gradient).copy()
     optimizer.step()
-    assert [x is y for x, y in zip(held, [param.data, *state.values()], strict=True)] == [True] * 5
-    moments = (param.data, state["exp_avg"], state["exp_avg_sq"])
-    assert [library.strides(x) for x in moments] == strides
-    assert not any(same_bits(library.get(x), old) for x, old in zip(moments, bits, strict=True))
+    same = [x is y for x, y in zip(held, [param.data, *state.values()], strict=True)]
+    assert same == [True, *[capturable] * 4]
+    assert [library.strides(x) for x in moments()] == strides
+    assert not any(same_bits(library.get(x), old) for x, old in zip(moments(), bits, strict=True))
     assert param.grad is gradient
     assert same_bits(library.get(gradient), kept)
 
@@ -634,6 +641,26 @@ def test_a_flag_takes_the_formula_that_torch_takes_for_it(flag):
     plain, _ = trained(NUMPY, START, GRADIENTS, profile="torch-2.13")
     assert same_bits(got.data, want.data)
     assert not same_bits(got.data, plain.data)
+
+
+@pytest.mark.parametrize(
+    ("flags", "taken"),
+    [(("foreach", "capturable"), "capturable"), (("differentiable", "capturable"), "capturable")],
+)
+def test_capturable_decides_among_flags(flags, taken):
+    got, _ = trained(NUMPY, START, GRADIENTS, profile="torch-2.13", **dict.fromkeys(flags, True))
+    want, _ = trained(NUMPY, START, GRADIENTS, profile="torch-2.13", **{taken: True})
+    other, _ = trained(NUMPY, START, GRADIENTS, profile="torch-2.13", **{flags[0]: True})
+    assert same_bits(got.data, want.data)
+    assert not same_bits(got.data, other.data)
+
+
+def test_without_decay_the_parameter_never_meets_the_gradient():
+    p = parameter(value=np.inf)
+    optimizer = refopt.NAdam([p], weight_decay=0)
+    optimizer.step()
+    assert (p.data == np.inf).all()
+    assert (optimizer.state[p]["exp_avg"] == (1 - 0.9) * 0.5).all()
 
 
 @pytest.mark.parametrize(

@@ -225,7 +225,10 @@ def test_names_stay_unless_the_saved_groups_have_some():
 
 def test_a_state_of_another_shape_loads_and_is_named_at_the_next_step(library):
     param, optimizer = made(library)
-    optimizer.load_state_dict(saved(0, shape=(3, 2)))
+    given = saved(0, shape=(3, 2))
+    optimizer.load_state_dict(given)
+    loaded = host(library, optimizer.state[param]["exp_avg"])
+    assert not np.shares_memory(loaded, given["state"][0]["exp_avg"])
     param.grad = library.array(GRADIENTS[0], "float64")
     with pytest.raises(
         ValueError, match=r"state 'exp_avg': shape \(2, 3\) is required, got \(3, 2\)"

@@ -325,6 +325,17 @@ def test_a_sparse_gradient_is_refused_and_refopt_leaves_everything():
     )
 
 
+def test_an_expanded_parameter_is_refused_and_refopt_leaves_everything():
+    def scenario(make):
+        first, second = leaf(), torch.ones(1).expand(3)
+        second.grad = torch.ones(3)
+        optimizer = make([first, second])
+        return outcome(optimizer.step), len(optimizer.state), first.detach().tolist()
+
+    assert scenario(RUN["torch"])[0] is RuntimeError
+    assert scenario(RUN["refopt"]) == (RuntimeError, 0, [1.0] * 3)
+
+
 def test_a_parameter_twice_in_a_group_steps_twice():
     def scenario(make):
         param = leaf()
@@ -343,18 +354,18 @@ def test_a_parameter_twice_in_a_group_steps_twice():
 
 def test_zero_grad_treats_gradients_alike():
     def scenario(make):
-        plain, graphed, none = leaf(), leaf(), leaf(grad=None)
-        weight = torch.ones(3, requires_grad=True)
-        graphed.grad = weight * 2
-        optimizer = make([plain, graphed, none])
-        held = [p.grad for p in (plain, graphed)]
+        params = [leaf(), leaf(), leaf(), leaf(grad=None)]
+        params[1].grad = torch.ones(3, requires_grad=True) * 2
+        params[2].grad = torch.ones(3, requires_grad=True)
+        optimizer = make(params)
+        held = [p.grad for p in params]
         optimizer.zero_grad(set_to_none=False)
-        kept = [p.grad is g for p, g in zip((plain, graphed), held, strict=True)]
-        grads = [(p.grad.tolist(), p.grad.requires_grad, p.grad.grad_fn) for p in (plain, graphed)]
+        kept = [p.grad is g for p, g in zip(params, held, strict=True)]
+        grads = [(g.tolist(), g.requires_grad, g.grad_fn) for g in held[:3]]
         optimizer.zero_grad()
-        return kept, grads, [p.grad for p in (plain, graphed, none)]
+        return kept, grads, [p.grad for p in params]
 
-    assert alike(scenario)[0] == [True, True]
+    assert alike(scenario)[0] == [True] * 4
 
 
 def test_a_learning_rate_tensor_is_shared_and_read_at_each_step():
@@ -370,6 +381,18 @@ def test_a_learning_rate_tensor_is_shared_and_read_at_each_step():
         return shared, torch.equal(a, first), torch.equal(b, first)
 
     assert alike(scenario) == ([True] * 3, True, True)
+
+
+def test_a_learning_rate_tensor_keeps_its_dtype_as_in_torch():
+    ends = {}
+    for lr in (torch.tensor(0.3), float(torch.tensor(0.3))):
+        for name, make in RUN.items():
+            param = leaf(dtype=torch.float64)
+            make([param], lr=lr).step()
+            ends[name, type(lr)] = param.detach()
+    want = ends["torch", torch.Tensor]
+    near, far = ((ends["refopt", kind] - want).abs().max() for kind in (torch.Tensor, float))
+    assert near < far
 
 
 # -- hooks ----------------------------------------------------------------------------------------

@@ -118,8 +118,12 @@ def beside(x: Any, like: Any) -> Any:
 
 def near(x: Any, like: Any) -> bool:
     """Whether both are of one library and on one device; JAX's is a sharding, and may differ."""
-    same = namespace_of(x) == namespace_of(like)
-    return same and (is_jax_array(x) or bool(device(x) == device(like)))
+    return same_library(x, like) and (is_jax_array(x) or bool(device(x) == device(like)))
+
+
+def same_library(x: Any, like: Any) -> bool:
+    """Whether both arrays are of one library."""
+    return type(x) is type(like) or namespace_of(x) == namespace_of(like)
 
 
 def _narrowed(x: Any, like: Any) -> Any:

@@ -77,8 +77,8 @@ class NAdam(Optimizer):
     maximize : bool
         Ascend instead of descend (default: False).
     capturable : bool
-        Counters are float32 arrays beside the parameter and no step waits for the device; works on
-        every library (default: False).
+        Counters are float32 arrays beside the parameter, no step waits for the device, and the
+        state is written in place; works on every library (default: False).
     differentiable : bool
         Gradients flow through the step (torch, JAX). A `Parameter` then gets new arrays in the
         place of the old ones; a plain torch tensor is written to and must be no leaf that requires
@@ -196,12 +196,14 @@ class NAdam(Optimizer):
             for i, group in enumerate(self.param_groups):
                 for turn in turns(self._stepping(i, group)):
                     after.update(self._computed(group, turn, after))
-            for param, (array, state, new_objects) in after.items():
-                assign(param, array, new_objects)
+            for param, (array, state, group) in after.items():
+                assign(param, array, new_object=bool(group["differentiable"]))
                 own = self.state[param]
+                # a captured graph knows addresses; elsewhere a copy would only cost time
+                stays = group["capturable"] and not group["differentiable"]
                 for key, value in state.items():
                     old = own.get(key, value)
-                    own[key] = value if new_objects or not near(old, value) else write(old, value)
+                    own[key] = write(old, value) if stays and near(old, value) else value
         return loss
 
     def _stepping(self, i: int, group: Group) -> list[Any]:
@@ -238,7 +240,7 @@ class NAdam(Optimizer):
         # the rule runs once for all that it may treat alike
         parts: dict[Any, list[_Job]] = {}
         for param in params:
-            array, state, _ = after.get(param, (array_of(param), self.state.get(param), False))
+            array, state, _ = after.get(param, (array_of(param), self.state.get(param), group))
             profile = self._profile(group, state)
             state = state or self._fresh(array, profile, num)
             alike = (namespace_of(array), profile, is_double(array))
@@ -264,7 +266,7 @@ class NAdam(Optimizer):
                 if isinstance(num, Floats):
                     for key in CLOCK.keys() & state.keys():
                         state[key] = on_host(state[key], value, dtype_name(job.state[key]))
-                result[job.param] = _After(value, state, bool(group["differentiable"]))
+                result[job.param] = _After(value, state, group)
         return {param: result[param] for param in params}
 
     def _profile(self, group: Group, state: Mapping[str, Any] | None = None) -> Profile:
@@ -343,7 +345,7 @@ class _After(NamedTuple):
 
     array: Any
     state: State
-    new_objects: bool  # differentiable: the old arrays stay as they are
+    group: Group
 
 
 def _hyper(group: Group, array: Any) -> rule.Hyper:

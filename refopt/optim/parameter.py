@@ -8,7 +8,7 @@ from typing import Any
 from array_api_compat import device, is_torch_array, size
 
 from refopt.interp.arrays import dtype_name, namespace_of, write
-from refopt.interp.host import is_array, is_floating, near
+from refopt.interp.host import is_array, is_floating, near, same_library
 
 
 class Parameter:
@@ -83,11 +83,11 @@ def zero_grad(param: Any, set_to_none: bool) -> None:
     param.grad = write(grad, namespace_of(grad).zeros_like(grad))
 
 
-def assign(param: Any, value: Any, new_objects: bool) -> None:
+def assign(param: Any, value: Any, new_object: bool) -> None:
     """Give `param` a value: in place, or as a new array where it is a `Parameter`."""
     if isinstance(param, Parameter):
-        param.data = value if new_objects else write(param.data, value)
-    elif new_objects:
+        param.data = value if new_object else write(param.data, value)
+    elif new_object:
         param[...] = value  # recorded, unlike `write`
     else:
         write(param, value)
@@ -98,11 +98,16 @@ def check_gradient(where: str, array: Any, grad: Any) -> None:
     if not is_floating(array):
         msg = f"{where}: a floating-point parameter is required, got {dtype_name(array)}"
         raise TypeError(msg)
+    if is_torch_array(array) and any(
+        n > 1 and stride == 0 for n, stride in zip(array.shape, array.stride(), strict=True)
+    ):
+        msg = f"{where}: a parameter with memory for each element is required, got an expanded one"
+        raise RuntimeError(msg)
     layout = str(getattr(grad, "layout", "torch.strided"))
     if layout != "torch.strided":
         msg = f"{where}: a dense gradient is required, got layout {layout}"
         raise RuntimeError(msg)
-    if not is_array(grad) or namespace_of(grad) != namespace_of(array):
+    if not is_array(grad) or not same_library(grad, array):
         msg = f"{where}: gradient: {kind(array)} is required, got {kind(grad)}"
         raise TypeError(msg)
     _check_like(f"{where}: gradient", array, grad)
@@ -127,7 +132,7 @@ def check_state(
             msg = f"{where}: state {key!r}: one number is required, got shape {shape}"
             raise ValueError(msg)
     for key in like:
-        if namespace_of(state[key]) != namespace_of(array):
+        if not same_library(state[key], array):
             msg = f"{where}: state {key!r}: {kind(array)} is required, got {kind(state[key])}"
             raise TypeError(msg)
         _check_like(f"{where}: state {key!r}", array, state[key])
@@ -137,7 +142,7 @@ def _check_like(what: str, array: Any, x: Any) -> None:
     if tuple(x.shape) != tuple(array.shape):
         msg = f"{what}: shape {tuple(array.shape)} is required, got {tuple(x.shape)}"
         raise ValueError(msg)
-    if dtype_name(x) != dtype_name(array):
+    if x.dtype != array.dtype:
         msg = f"{what}: dtype {dtype_name(array)} is required, got {dtype_name(x)}"
         raise TypeError(msg)
     if not near(x, array):
