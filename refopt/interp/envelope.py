@@ -432,11 +432,11 @@ class Reals:
         return Real(self(x).x, None, self)
 
     def floor(self, x: Any) -> Real:
-        """The largest integer not above, where that is decided."""
+        """The largest integer not above; an interval where that is not decided."""
         return self._integer(x, "floor")
 
     def ceil(self, x: Any) -> Real:
-        """The smallest integer not below, where that is decided."""
+        """The smallest integer not below; an interval where that is not decided."""
         return self._integer(x, "ceil")
 
     def cos(self, x: Any) -> Real:
@@ -454,11 +454,9 @@ class Reals:
 
     def _integer(self, x: Any, way: str) -> Real:
         x = self(x)
-        ends = [getattr(end, way)() for end in (x.x.low, x.x.high)]
-        if not ends[0].is_exact() or ends[0] != ends[1]:
-            msg = f"a {way} needs a decided value, got {x.x}"
-            raise ArithmeticError(msg)
-        return Real(Interval(ends[0], ends[0]), x.dtype, self)
+        low, high = (getattr(end, way)().unique_fmpz() for end in (x.x.low, x.x.high))
+        end = arb(low)
+        return Real(Interval(end, end if low == high else arb(high)), x.dtype, self)
 
     def of(self, param: Any) -> Reals:
         """The numbers beside an array: its dtype is native."""
@@ -593,7 +591,14 @@ class Envelope:
 
     def array(self, values: list[float], dtype: str) -> Intervals:
         """Exact values, flat, to be computed with in `dtype`."""
-        return Intervals([point(x) for x in values], _rounding(dtype, self.k, flush=self.flush))
+        rounding = _rounding(dtype, self.k, flush=self.flush)
+        elements = [point(x) for x in values]
+        if self.flush:  # what is read may be flushed as well
+            elements = [
+                joined([e, point(0.0)]) if e.low is not None and abs(e.low) < rounding.tiny else e
+                for e in elements
+            ]
+        return Intervals(elements, rounding)
 
     def cast(self, x: Intervals, dtype: str, *, stored: str | None = None) -> Intervals:
         """`x` for computing in `dtype`, after one rounding to the dtype `stored`, performed."""

@@ -51,8 +51,11 @@ class Replay:
             self.array([] if self.only_clocks else values, dtype)
             for values, dtype in zip(self.case.params, self.case.dtypes, strict=True)
         ]
-        choices = self.choices(self.hyper(1, {}))
-        pairs = [self.rule.init(p, choices, xp=self.xp, num=self.num) for p in params]
+        own = {i: overrides for members, overrides in self.case.groups for i in members}
+        pairs = [
+            self.rule.init(p, self.choices(self.hyper(1, own[i])), xp=self.xp, num=self.num)
+            for i, p in enumerate(params)
+        ]
         return Memory(params, [state for state, _ in pairs], [clock for _, clock in pairs])
 
     def step(self, t: int, memory: Memory, ticked: dict[int, Any] | None = None) -> Memory:

@@ -6,12 +6,13 @@ Specification: spec/rmsprop.md. Sources: G. Hinton, "Neural Networks for Machine
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from refopt.rules import average as ema
 from refopt.rules import clip
-from refopt.typing import Array, Namespace, Number, Numbers
+from refopt.rules.schedules import SCHEDULES
+from refopt.typing import Array, Namespace, Number, Numbers, Profile
 
 
 class Hyper(NamedTuple):
@@ -26,7 +27,8 @@ class Hyper(NamedTuple):
     clipvalue: Number | None = None  # limit of each element
     global_clipnorm: Number | None = None  # limit of the norm of all gradients
     ema_momentum: Number = 0.99  # decay of the average of the parameters
-    ema_overwrite_frequency: int | None = None  # steps; None: never
+    ema_overwrite_frequency: Number | None = None  # steps; None: never
+    initial_scale: Number = 0.0  # first value of v, where a release lets it be set
 
 
 class Clock(NamedTuple):
@@ -152,6 +154,42 @@ def one(param: Array, xp: Namespace) -> Array:  # RMS-2.1b: TF 1, timm, MindSpor
     return xp.zeros_like(param) + 1.0
 
 
+# -- missing (RMS-10.3) and counter (RMS-10.1) ----------------------------------------------------
+def skipped(grad: Any, param: Array, xp: Namespace) -> Any:  # RMS-10.3a
+    return grad
+
+
+def taken_as_zero(grad: Any, param: Array, xp: Namespace) -> Any:  # RMS-10.3b: Chainer
+    return xp.zeros_like(param) if grad is None else grad
+
+
+Ticked = list[tuple[Any, Clock]]
+
+
+def shared(advance: Callable[..., Any], clocks: Sequence[Clock], there: Sequence[bool]) -> Ticked:
+    """RMS-10.1a: one count for all."""
+    return [advance(i, clock) for i, clock in enumerate(clocks)]
+
+
+def per_parameter(
+    advance: Callable[..., Any], clocks: Sequence[Clock], there: Sequence[bool]
+) -> Ticked:
+    """RMS-10.1b: a parameter without a gradient keeps its own count."""
+    return [
+        advance(i, clock) if here else (None, clock)
+        for i, (clock, here) in enumerate(zip(clocks, there, strict=True))
+    ]
+
+
+# -- schedule (RMS-9.7): the dtype in which a schedule is computed
+def schedule_double(x: Number, num: Numbers) -> Number:  # RMS-9.7a
+    return num(x)
+
+
+def schedule_float32(x: Number, num: Numbers) -> Number:  # RMS-9.7b
+    return num.float32(x)
+
+
 # -- second (RMS-4): the average of the square ----------------------------------------------------
 def weighted_square(
     v: Array, g: Array, square: Array, h: Hyper, xp: Namespace
@@ -169,10 +207,6 @@ def increment_square(
     v: Array, g: Array, square: Array, h: Hyper, xp: Namespace
 ) -> Array:  # RMS-4.1c
     return xp.lerp(v, square, 1 - h.rho)
-
-
-def swapped_square(v: Array, g: Array, square: Array, h: Hyper, xp: Namespace) -> Array:  # RMS-4.1d
-    return (1 - h.rho) * v + h.rho * square
 
 
 # -- mean (RMS-5.1): the average of the gradient, where centered ----------------------------------
@@ -261,7 +295,7 @@ def no_epsilon(variance: Array, h: Hyper, xp: Namespace) -> Array:  # RMS-5.4e
     return xp.sqrt(variance)
 
 
-# -- move (RMS-6): from the direction to the buffer and the change --------------------------------
+# -- move (RMS-6): from the direction to the buffer and the change
 Moved = tuple[Array | None, Array]
 
 
@@ -294,7 +328,7 @@ def damped(u: Array, b: Array, h: Hyper, s: Scalars) -> Moved:  # RMS-6.1f
     return b, s.lr * b
 
 
-# -- clipping (RMS-7): of all gradients of a step, before anything else ---------------------------
+# -- clipping (RMS-7): of all gradients of a step, before anything else
 Gradients = list[Any]  # of Array or Rows
 
 
@@ -329,16 +363,18 @@ def first_given(grads: Gradients, h: Hyper, xp: Namespace) -> Gradients:  # RMS-
 def value_then_norm(
     grads: Gradients, h: Hyper, xp: Namespace
 ) -> Gradients:  # RMS-7.4b: legacy Keras
-    if not clip.off(h.clipvalue):
+    if h.clipvalue is not None:
         grads = _by_value(grads, h, xp)
-    return first_given(grads, h._replace(clipvalue=None), xp)
+    if h.clipnorm is not None:  # 0 is a limit here
+        return _by_norm(grads, h, xp)
+    return grads if h.global_clipnorm is None else _by_global_norm(grads, h, xp)
 
 
 def unclipped(grads: Gradients, h: Hyper, xp: Namespace) -> Gradients:  # RMS-7.4c
     return grads
 
 
-# -- average of the parameters (RMS-8): where it starts, and what it takes in ---------------------
+# -- average of the parameters (RMS-8): where it starts, and what it takes in
 def from_start(t: int, h: Hyper) -> Number:  # RMS-8.3a: from the value before the first step
     return h.ema_momentum
 
@@ -368,8 +404,28 @@ def stored_as_given(h: Hyper, num: Numbers) -> Hyper:  # RMS-1.11a
     return h
 
 
+def stored_in_float32(h: Hyper, num: Numbers, *names: str) -> Hyper:
+    return h._replace(**{name: num.float64(num.float32(getattr(h, name))) for name in names})
+
+
 def stored_lr(h: Hyper, num: Numbers) -> Hyper:  # RMS-1.11b
-    return h._replace(lr=num.float64(num.float32(h.lr)))
+    return stored_in_float32(h, num, "lr")
+
+
+def stored_variables(h: Hyper, num: Numbers) -> Hyper:  # RMS-1.11c: what legacy Keras keeps
+    return stored_in_float32(h, num, "lr", "rho", "momentum")
+
+
+def stored_attributes(h: Hyper, num: Numbers) -> Hyper:  # RMS-1.11d: Paddle's C++ attributes
+    return stored_in_float32(h, num, "rho", "momentum", "epsilon")
+
+
+def stored_casts(h: Hyper, num: Numbers) -> Hyper:  # RMS-1.11e: Keras 2 casts the decay too
+    return stored_in_float32(h, num, "lr", "weight_decay")
+
+
+def stored_all(h: Hyper, num: Numbers) -> Hyper:  # RMS-1.11f: MindSpore, TF 1
+    return stored_in_float32(h, num, "lr", "rho", "momentum", "epsilon", "weight_decay")
 
 
 def in_double(x: Number, num: Numbers) -> Number:  # RMS-1.12a
@@ -392,6 +448,10 @@ def swapped_rho(h: Hyper) -> Hyper:  # RMS-1.13b
     return h._replace(rho=1 - h.rho)
 
 
+def zero_epsilon(h: Hyper) -> Hyper:  # RMS-1.13e: legacy Keras reads 0 as its default
+    return h._replace(epsilon=h.epsilon or 1e-7)
+
+
 def torch_epsilon(h: Hyper) -> Hyper:  # RMS-1.13c
     return h._replace(epsilon=1e-8)
 
@@ -406,6 +466,7 @@ class Choices(NamedTuple):
     given: Callable[[Hyper], Hyper] = as_given
     storage: Callable[[Hyper, Numbers], Hyper] = stored_as_given
     scalars: Callable[[Number, Numbers], Number] = in_double
+    schedule: Callable[[Number, Numbers], Number] = schedule_double
     objective: Callable[[Array], Array] = minimize
     clip: Callable[..., Gradients] = first_given
     sparse: Sparse = merged
@@ -417,6 +478,8 @@ class Choices(NamedTuple):
     correction: Callable[[Array, Scalars], Array] = uncorrected
     epsilon: Callable[..., Array] = outside
     move: Callable[..., Moved] = no_momentum
+    missing: Callable[..., Any] = skipped
+    counter: Callable[..., Ticked] = shared
     average_start: Callable[[int, Hyper], Number] = from_start
     average: Callable[..., list[tuple[int, int]]] = no_average
 
@@ -473,7 +536,8 @@ def step(
     def kept(new: Any, old: Any) -> Any:  # RMS-3.2
         return new if new is None else c.sparse.kept(new, old, rows, h, xp)
 
-    v, buffer, theta = kept(v, state.v), kept(buffer, state.buffer), kept(theta, param)
+    v, a = kept(v, state.v), kept(a, state.a)
+    buffer, theta = kept(buffer, state.buffer), kept(theta, param)
     return Quantities(g, v, a, variance, u, buffer, theta), State(v, a, buffer, state.average)
 
 
@@ -485,14 +549,18 @@ def ticks(
     choices: Choices,
     *,
     num: Numbers,
-) -> list[tuple[Any, Clock]]:
-    """The coefficients of the next step and the clock after it; one count for all (RMS-10.1)."""
-    if all(grad is None for grad in grads):  # RMS-10.2
+) -> Ticked:
+    """The coefficients of the next step and the clock after it, for each parameter (RMS-10)."""
+    there = [grad is not None for grad in grads]
+    if not any(there):  # RMS-10.2
         return [(None, clock) for clock in clocks]
-    return [
-        tick(clock, hyper, choices, num=num.of(param))
-        for param, clock in zip(params, clocks, strict=True)
-    ]
+    if choices.missing is taken_as_zero:
+        there = [True for _ in grads]
+
+    def advance(i: int, clock: Clock) -> tuple[Scalars, Clock]:
+        return tick(clock, hyper, choices, num=num.of(params[i]))
+
+    return choices.counter(advance, clocks, there)  # RMS-10.1
 
 
 def update(
@@ -505,7 +573,7 @@ def update(
     *,
     xp: Namespace,
     num: Numbers,
-    ticked: list[tuple[Any, Clock]] | None = None,
+    ticked: Ticked | None = None,
     order: Sequence[int] | None = None,
 ) -> tuple[list[Quantities | None], list[State], list[Clock]]:
     """One step of all parameters: clip, step, average, overwrite.
@@ -517,6 +585,9 @@ def update(
     c = choices
     if ticked is None:
         ticked = ticks(params, grads, clocks, hyper, choices, num=num)
+    if any(grad is not None for grad in grads):
+        pairs = zip(grads, params, strict=True)
+        grads = [c.missing(grad, param, xp) for grad, param in pairs]  # RMS-10.3
     given = [i for i in (order or range(len(params))) if grads[i] is not None]
     quantities: list[Quantities | None] = [None for _ in params]
     after, kept = list(params), list(states)
@@ -535,3 +606,279 @@ def update(
                 q = quantities[i] or Quantities._make([None] * len(Quantities._fields))
                 quantities[i] = q._replace(param=mean)
     return quantities, kept, [clock for _, clock in ticked]
+
+
+AXES: dict[str, dict[str, Any]] = {
+    "given": {
+        "as-given": as_given,
+        "swapped-rho": swapped_rho,
+        "zero-epsilon": zero_epsilon,
+        "torch-epsilon": torch_epsilon,
+        "tf1-epsilon": tf1_epsilon,
+    },
+    "storage": {
+        "as-given": stored_as_given,
+        "float32-lr": stored_lr,
+        "float32-variables": stored_variables,
+        "float32-attributes": stored_attributes,
+        "float32-casts": stored_casts,
+        "float32-all": stored_all,
+    },
+    "scalars": {"double": in_double, "float32": in_float32, "native": in_native},
+    "schedule": {"double": schedule_double, "float32": schedule_float32},
+    "objective": {"minimize": minimize, "maximize": maximize},
+    "clip": {"first-given": first_given, "value-then-norm": value_then_norm, "none": unclipped},
+    "sparse": {
+        "merged": merged,
+        "unmerged": unmerged,
+        "lazy": lazy,
+        "lazy-with-momentum": lazy_with_momentum,
+    },
+    "decay": {
+        "none": no_decay,
+        "coupled": coupled,
+        "decoupled": decoupled,
+        "decoupled-factor": decoupled_factor,
+        "decoupled-without-lr": decoupled_without_lr,
+    },
+    "start": {"zero": zero, "one": one},
+    "second": {
+        "weighted": weighted_square,
+        "square-of-scaled": square_of_scaled,
+        "increment": increment_square,
+    },
+    "mean": {"weighted": weighted, "increment": increment, "lerp": lerp},
+    "variance": {
+        "uncentered": uncentered,
+        "centered": centered,
+        "clamped": clamped,
+        "cumulative": cumulative,
+    },
+    "correction": {"none": uncorrected, "corrected": corrected},
+    "epsilon": {
+        "outside": outside,
+        "inside": inside,
+        "squared-inside": squared_inside,
+        "inside-with-momentum": inside_with_momentum,
+        "none": no_epsilon,
+    },
+    "move": {
+        "no-momentum": no_momentum,
+        "lr-outside": lr_outside,
+        "lr-inside": lr_inside,
+        "nesterov": nesterov,
+        "nesterov-lr-inside": nesterov_lr_inside,
+        "damped": damped,
+    },
+    "missing": {"skipped": skipped, "zero": taken_as_zero},
+    "counter": {"shared": shared, "per-parameter": per_parameter},
+    "average_start": {"value": from_start, "first-step": from_first_step},
+    "average": {
+        "none": no_average,
+        "every-parameter": every_parameter,
+        "by-position": by_position,
+        "own": own,
+    },
+}
+"""Every axis and its alternatives, by the names that the specification uses."""
+
+SAME_EXACTLY: dict[str, tuple[frozenset[str], ...]] = {
+    "storage": (frozenset(AXES["storage"]),),
+    "scalars": (frozenset(AXES["scalars"]),),
+    "schedule": (frozenset(AXES["schedule"]),),
+    "decay": (frozenset({"decoupled", "decoupled-factor"}),),
+    "second": (frozenset(AXES["second"]),),
+    "mean": (frozenset(AXES["mean"]),),
+}
+"""Alternatives that differ in rounding and overflow alone: equal over the reals."""
+
+OBSERVABLE = ("t", "lr", "v", "a", "buffer", "param", "average")
+"""What a release may show after a step, in the order of the flow of data."""
+
+ARRAY_AXES = tuple(
+    axis
+    for axis in AXES
+    if axis not in ("given", "storage", "scalars", "schedule", "start", "missing", "counter")
+)
+"""Axes that do not enter `tick`."""
+
+MATTERS: dict[str, Callable[[Sequence[Hyper], bool], bool]] = {
+    "decay": lambda hypers, several: any(h.weight_decay != 0 for h in hypers),
+    "counter": lambda hypers, several: several,
+    "missing": lambda hypers, several: several,
+    "clip": lambda hypers, several: any(
+        not clip.off(limit)
+        for h in hypers
+        for limit in (h.clipnorm, h.clipvalue, h.global_clipnorm)
+    ),
+}
+"""When an axis can make a difference at all: see `refopt.rules.nadam.MATTERS`."""
+
+
+def scheduled(
+    name: str, config: Mapping[str, Any], t: int, choices: Choices, *, num: Numbers
+) -> Number:
+    """The learning rate of step `t` (from 1) by a schedule, from the count before it (RMS-9)."""
+    return SCHEDULES[name](
+        choices.schedule(t - 1, num), lambda x: choices.schedule(x, num), num, **config
+    )
+
+
+def configured(choices: Choices, hyper: Hyper, options: Mapping[str, Any]) -> Choices:
+    """A profile's choices for given hyperparameters and options.
+
+    Options: `centered`, `nesterov`, `use_ema`, `maximize`, `decoupled_weight_decay`,
+    `bias_correction`, `eps_in_sqrt`, `lr_in_momentum`; where one is None or absent the profile's
+    own form stands. Momentum of 0 or less is none.
+    """
+    c = choices
+
+    def asked(option: str, yes: Any, no: Any, own: Any) -> Any:
+        value = options.get(option)
+        return own if value is None else yes if value else no
+
+    move = asked("lr_in_momentum", lr_inside, lr_outside, c.move)
+    if options.get("nesterov"):
+        move = nesterov_lr_inside if move is lr_inside else nesterov
+    other = decoupled_factor if c.decay is coupled else c.decay
+    decay = asked("decoupled_weight_decay", other, coupled, c.decay)
+    return c._replace(
+        decay=decay if hyper.weight_decay != 0 else no_decay,
+        objective=maximize if options.get("maximize") else minimize,
+        variance=c.variance if options.get("centered") else uncentered,
+        correction=corrected if options.get("bias_correction") else uncorrected,
+        epsilon=asked("eps_in_sqrt", inside, outside, c.epsilon),
+        move=move if hyper.momentum > 0 else no_momentum,
+        average=c.average if options.get("use_ema") else no_average,
+        start=one if hyper.initial_scale == 1 else c.start,
+    )
+
+
+_documented = Choices(decay=coupled, variance=centered, move=lr_outside, average=every_parameter)
+_keras = _documented._replace(
+    storage=stored_lr,
+    schedule=schedule_float32,
+    decay=decoupled,
+    epsilon=inside,
+    move=lr_inside,
+)
+_tf29 = _documented._replace(
+    storage=stored_lr,
+    schedule=schedule_float32,
+    sparse=unmerged,
+    variance=cumulative,
+    average=by_position,
+)
+_kernel = _documented._replace(
+    second=increment_square, mean=increment, epsilon=inside, move=lr_inside
+)
+_legacy = Choices(
+    given=zero_epsilon,
+    storage=stored_variables,
+    scalars=in_native,
+    schedule=schedule_float32,
+    clip=value_then_norm,
+    sparse=lazy_with_momentum,
+    variance=centered,
+    epsilon=inside_with_momentum,
+    move=lr_inside,
+)
+_torch = _documented._replace(second=square_of_scaled, mean=lerp, counter=per_parameter)
+
+PROFILES: dict[str, Profile] = {
+    profile.name: profile
+    for profile in (
+        Profile(
+            "documented",
+            _documented,
+            Hyper(),
+            "stored",
+            "tf.keras.dtensor.experimental.optimizers.RMSprop 2.9, as documented",
+        ),
+        Profile("tf-2.9-dtensor", _tf29, Hyper(), "each", "TensorFlow 2.9.3, dtensor.experimental"),
+        Profile(
+            "tf-2.9-experimental",
+            _tf29,
+            Hyper(),
+            "each",
+            "TensorFlow 2.9.3, optimizers.experimental.RMSprop",
+        ),
+        Profile(
+            "keras-legacy-2.9", _legacy, Hyper(), "each", "TensorFlow 2.9.3, optimizers.RMSprop"
+        ),
+        Profile(
+            "keras-2.15",
+            _keras._replace(storage=stored_casts, average=every_parameter),
+            Hyper(),
+            "each",
+            "TensorFlow 2.15.1, optimizers.RMSprop",
+        ),
+        Profile(
+            "keras-3",
+            _keras._replace(average_start=from_first_step),
+            Hyper(),
+            "each",
+            "Keras 3.15, optimizers.RMSprop",
+        ),
+        Profile(
+            "tf1",
+            _kernel._replace(storage=stored_all, scalars=in_native, start=one, sparse=lazy),
+            Hyper(epsilon=1e-10),
+            "each",
+            "TensorFlow 2.9.3, compat.v1.train.RMSPropOptimizer",
+        ),
+        Profile("torch-2.13", _torch, Hyper(lr=1e-2, rho=0.99, epsilon=1e-8), "each", "torch 2.13"),
+        Profile(
+            "torch-2.13-foreach",
+            _torch,
+            Hyper(lr=1e-2, rho=0.99, epsilon=1e-8),
+            "each",
+            "torch 2.13, foreach=True",
+        ),
+        Profile(
+            "optax-0.2",
+            _documented._replace(epsilon=inside, move=lr_inside),
+            Hyper(epsilon=1e-8),
+            "each",
+            "optax 0.2.8, rmsprop",
+        ),
+        Profile(
+            "timm-rmsprop-tf",
+            _kernel._replace(start=one, counter=per_parameter),
+            Hyper(lr=1e-2, epsilon=1e-10, momentum=0.9),
+            "each",
+            "timm 1.0.31, optim.RMSpropTF",
+        ),
+        Profile(
+            "paddle-3.3",
+            _documented._replace(
+                storage=stored_attributes, scalars=in_native, epsilon=inside, move=lr_inside
+            ),
+            Hyper(rho=0.95, epsilon=1e-6),
+            "each",
+            "paddle 3.3.1, optimizer.RMSProp",
+        ),
+        Profile(
+            "mindspore-2.10",
+            _kernel._replace(storage=stored_all, scalars=in_float32, start=one),
+            Hyper(lr=0.1, epsilon=1e-10),
+            "each",
+            "MindSpore 2.10, nn.RMSProp",
+        ),
+        Profile(
+            "chainer-7",
+            _documented._replace(missing=taken_as_zero),
+            Hyper(lr=1e-2, rho=0.99, epsilon=1e-8),
+            "each",
+            "chainer 7.8.1",
+        ),
+        Profile(
+            "mlx-0.32",
+            _documented._replace(storage=stored_lr),
+            Hyper(rho=0.99, epsilon=1e-8),
+            "each",
+            "mlx 0.32",
+        ),
+    )
+}
+"""Releases by name; `documented` is the page's algorithm."""

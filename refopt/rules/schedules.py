@@ -1,12 +1,13 @@
 """Learning-rate schedules: numbers of the step count, under their Keras names.
 
 Source: tf.keras.optimizers.schedules, TF 2.9. The step passed is the count before the increment,
-so the first step has 0. `num` is the number system; TF computes in float32.
+so the first step has 0. `real` makes a number of the dtype in which a schedule is computed, `num`
+is the number system.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from refopt.typing import Number, Numbers
@@ -16,6 +17,7 @@ PI = 3.141592653589793
 
 def exponential_decay(  # RMS-9.1: i rᵖ, p = s/d
     s: Number,
+    real: Callable[[Number], Number],
     num: Numbers,
     *,
     initial_learning_rate: Number,
@@ -23,18 +25,24 @@ def exponential_decay(  # RMS-9.1: i rᵖ, p = s/d
     decay_rate: Number,
     staircase: bool = False,
 ) -> Number:
-    p = s / num(decay_steps)
-    return num(initial_learning_rate) * num(decay_rate) ** (num.floor(p) if staircase else p)
+    p = s / real(decay_steps)
+    return real(initial_learning_rate) * real(decay_rate) ** (num.floor(p) if staircase else p)
 
 
 def piecewise_constant_decay(  # RMS-9.2: the value after the last boundary below s
-    s: Number, num: Numbers, *, boundaries: Sequence[Number], values: Sequence[Number]
+    s: Number,
+    real: Callable[[Number], Number],
+    num: Numbers,
+    *,
+    boundaries: Sequence[Number],
+    values: Sequence[Number],
 ) -> Number:
-    return num(values[sum(1 for boundary in boundaries if not s <= num(boundary))])
+    return real(values[sum(1 for boundary in boundaries if not s <= real(boundary))])
 
 
 def polynomial_decay(  # RMS-9.3: (i - e) (1 - s/d)ᵖ + e
     s: Number,
+    real: Callable[[Number], Number],
     num: Numbers,
     *,
     initial_learning_rate: Number,
@@ -43,16 +51,17 @@ def polynomial_decay(  # RMS-9.3: (i - e) (1 - s/d)ᵖ + e
     power: Number = 1.0,
     cycle: bool = False,
 ) -> Number:
-    i, d, e = num(initial_learning_rate), num(decay_steps), num(end_learning_rate)
+    i, d, e = real(initial_learning_rate), real(decay_steps), real(end_learning_rate)
     if cycle:
-        d = d * (num(1.0) if s <= 0 else num.ceil(s / d))
+        d = d * (real(1.0) if s <= 0 else num.ceil(s / d))
     elif not s <= d:
         s = d
-    return (i - e) * (1 - s / d) ** num(power) + e
+    return (i - e) * (1 - s / d) ** real(power) + e
 
 
 def inverse_time_decay(  # RMS-9.4: i / (1 + r p), p = s/d
     s: Number,
+    real: Callable[[Number], Number],
     num: Numbers,
     *,
     initial_learning_rate: Number,
@@ -60,25 +69,27 @@ def inverse_time_decay(  # RMS-9.4: i / (1 + r p), p = s/d
     decay_rate: Number,
     staircase: bool = False,
 ) -> Number:
-    p = s / num(decay_steps)
-    return num(initial_learning_rate) / (1 + num(decay_rate) * (num.floor(p) if staircase else p))
+    p = s / real(decay_steps)
+    return real(initial_learning_rate) / (1 + real(decay_rate) * (num.floor(p) if staircase else p))
 
 
 def cosine_decay(  # RMS-9.5: i ((1 - α) (1 + cos π s/d) / 2 + α)
     s: Number,
+    real: Callable[[Number], Number],
     num: Numbers,
     *,
     initial_learning_rate: Number,
     decay_steps: Number,
     alpha: Number = 0.0,
 ) -> Number:
-    d, a = num(decay_steps), num(alpha)
+    d, a = real(decay_steps), real(alpha)
     done = (s if s <= d else d) / d
-    return num(initial_learning_rate) * ((1 - a) * (0.5 * (1 + num.cos(PI * done))) + a)
+    return real(initial_learning_rate) * ((1 - a) * (0.5 * (1 + num.cos(PI * done))) + a)
 
 
 def cosine_decay_restarts(  # RMS-9.6: over periods d, d t, d t², … from i, i m, …
     s: Number,
+    real: Callable[[Number], Number],
     num: Numbers,
     *,
     initial_learning_rate: Number,
@@ -87,8 +98,8 @@ def cosine_decay_restarts(  # RMS-9.6: over periods d, d t, d t², … from i, i
     m_mul: Number = 1.0,
     alpha: Number = 0.0,
 ) -> Number:
-    t, a = num(t_mul), num(alpha)
-    done = s / num(first_decay_steps)
+    t, a = real(t_mul), real(alpha)
+    done = s / real(first_decay_steps)
     if t_mul == 1:
         restarts = num.floor(done)
         done = done - restarts
@@ -96,9 +107,9 @@ def cosine_decay_restarts(  # RMS-9.6: over periods d, d t, d t², … from i, i
         restarts = num.floor(num.log(1 - done * (1 - t)) / num.log(t))
         before = (1 - t**restarts) / (1 - t)
         done = (done - before) / t**restarts
-    height = num(m_mul) ** restarts
+    height = real(m_mul) ** restarts
     wave = 0.5 * height * (1 + num.cos(PI * done))
-    return num(initial_learning_rate) * ((1 - a) * wave + a)
+    return real(initial_learning_rate) * ((1 - a) * wave + a)
 
 
 SCHEDULES: dict[str, Any] = {
