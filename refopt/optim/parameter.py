@@ -98,9 +98,8 @@ def check_gradient(where: str, array: Any, grad: Any) -> None:
     if not is_floating(array):
         msg = f"{where}: a floating-point parameter is required, got {dtype_name(array)}"
         raise TypeError(msg)
-    if is_torch_array(array) and any(
-        n > 1 and stride == 0 for n, stride in zip(array.shape, array.stride(), strict=True)
-    ):
+    strides = array.stride() if is_torch_array(array) and 0 not in array.shape else ()
+    if any(n > 1 and stride == 0 for n, stride in zip(array.shape, strides, strict=False)):
         msg = f"{where}: a parameter with memory for each element is required, got an expanded one"
         raise RuntimeError(msg)
     layout = str(getattr(grad, "layout", "torch.strided"))
