@@ -56,7 +56,7 @@ EXTRA = {
 # A framework and the packages that exist only on top of it.
 FAMILIES = (
     {"torch", "timm"},
-    {"jax", "jaxlib", "optax"},
+    {"jax", "jaxlib", "optax", "keras"},  # Keras 3 runs on a backend
     {"tensorflow", "keras", "tf_keras"},
     {"paddle"},
     {"mindspore"},
