@@ -312,7 +312,7 @@ def centered() -> list[Case]:
             rho=0.99,
             params=[[1.0, 1.0, 1.0, 1.0]],
             grads=[[[0.09, -0.11, 0.3, 0.01]]],
-            steps=20,
+            steps=200,
             options="centered",
         ),
         *on(
@@ -502,7 +502,7 @@ def values() -> list[Case]:
         *on(
             "square-underflows",
             "Squares below the smallest number: v is 0 and epsilon alone divides.",
-            "underflow flush",
+            "underflow",
             params=[[0.5, 0.25, -0.5]],
             grads=[[[1e-30, -1e-25, 1.0]]],
             epsilon=1e-7,
@@ -1164,7 +1164,14 @@ def schedules() -> list[Case]:
             staircase=1,
         ),
         *run("cosine", "Down to 0 and staying.", "CosineDecay", 9, decay_steps=7),
-        *run("cosine-alpha", "Down to a tenth.", "CosineDecay", 9, decay_steps=7, alpha=0.1),
+        *run(
+            "cosine-alpha",
+            "Down to a third; 1 - 0.34 is formed in double here, in float32 with restarts.",
+            "CosineDecay",
+            9,
+            decay_steps=7,
+            alpha=0.34,
+        ),
         *run("restarts", "Periods double.", "CosineDecayRestarts", 12, first_decay_steps=3),
         *run(
             "restarts-even",
@@ -1183,7 +1190,7 @@ def schedules() -> list[Case]:
             first_decay_steps=3,
             t_mul=1.5,
             m_mul=0.8,
-            alpha=0.1,
+            alpha=0.34,
         ),
         *on(
             "schedule-momentum",
