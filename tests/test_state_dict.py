@@ -253,7 +253,11 @@ def test_a_state_that_the_dtype_of_the_parameter_holds_takes_that_dtype(library)
 
 def test_a_state_that_it_does_not_hold_is_kept_and_named_at_the_next_step():
     param, optimizer = made(dtype="float32")
-    optimizer.load_state_dict(saved(0))
+    for shape in [(3, 2), (2, 3)]:
+        given = saved(0, shape=shape)
+        optimizer.load_state_dict(given)
+        loaded = optimizer.state[param]["exp_avg"]
+        assert not np.shares_memory(loaded, given["state"][0]["exp_avg"])
     assert optimizer.state[param]["exp_avg"].dtype == "float64"
     with pytest.raises(TypeError, match="state 'exp_avg': dtype float32 is required, got float64"):
         walk(NUMPY, param, optimizer, GRADIENTS[:1])
