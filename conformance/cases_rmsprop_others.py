@@ -16,6 +16,8 @@ Grad = list[float] | Rows | None
 SHARP = {"lr": 0.05, "rho": 0.9, "momentum": 0.0, "epsilon": 0.25}
 LR_CHANGES = {3: {"lr": 0.2}, 5: {"lr": 0.0125}}
 KEPT = ("order", "finalize", "profiles")  # keys of a case that are taken as they are
+CENTERED = ("centered", "centered-momentum", "centered-constant")
+MOVING = ("epsilon-small", "momentum-lr-changed", *CENTERED)  # momentum or centered
 INF, NAN = math.inf, math.nan
 
 
@@ -208,6 +210,28 @@ def usual(family: str, defaults: dict[str, float], *leave_out: str, **fixed: Any
             steps=4,
             **{"momentum": 0.5, "dtypes": F32} | fixed,
         ),
+        *on(
+            "centered-constant",
+            "200 steps of one gradient: the average of squares less the squared average cancels, "
+            "and may round below zero.",
+            "centered cancellation",
+            family=family,
+            options="centered",
+            grads=[[draw("constant gradient", 6, -2, 1)]],
+            shapes=[[6]],
+            steps=200,
+            record=[1, 2, 99, 100, 199, 200],
+            **{"epsilon": 1e-8, "dtypes": F32} | fixed,
+        ),
+        *on(
+            "size-33",
+            "33 elements: more than one vector register, and a rest.",
+            "vectorized epsilon",
+            family=family,
+            shapes=[[33]],
+            steps=2,
+            **{"momentum": 0.9, "epsilon": 0.01, "dtypes": F32} | fixed,
+        ),
     ]
     slugs = {case["id"].split(".")[-2] for case in cases}
     assert slugs >= set(leave_out), leave_out
@@ -243,23 +267,6 @@ def subnormal(family: str, tags: str = "subnormal", **rest: Any) -> list[Case]:
     )
 
 
-def constant(family: str, **rest: Any) -> list[Case]:
-    return on(
-        "centered-constant",
-        "200 steps of one gradient: the average of squares less the squared average cancels, and "
-        "may round below zero.",
-        "centered cancellation",
-        family=family,
-        dtypes=F32,
-        options="centered",
-        grads=[[draw("constant gradient", 6, -2, 1)]],
-        shapes=[[6]],
-        steps=200,
-        record=[1, 2, 99, 100, 199, 200],
-        **{"epsilon": 1e-8} | rest,
-    )
-
-
 # ---------------------------------------------------------------------------------------- torch
 
 
@@ -271,7 +278,6 @@ def torch() -> list[Case]:
         *usual("torch", {"lr": 0.01, "rho": 0.99, "epsilon": 1e-8}),
         *decay("l2", **of),
         *subnormal(**of),
-        *constant(**of),
         *on(
             "maximize",
             "Maximizing with L2 decay: the gradient is negated before the decay is added.",
@@ -307,16 +313,6 @@ def torch() -> list[Case]:
             "The learning rate is a float32 tensor.",
             "lr-dtype",
             **{"lr": tensor(0.05, "float32"), "momentum": 0.9} | of,
-        ),
-        *on(
-            "size-33",
-            "33 elements: more than one vector register and a rest.",
-            "vectorized",
-            shapes=[[33]],
-            dtypes=F32,
-            options="centered",
-            steps=2,
-            **{"momentum": 0.9, "epsilon": 0.01} | of,
         ),
         *on("half-plain", "Half precision, plain.", "dtype", **half),
         *on(
@@ -405,7 +401,7 @@ def keras3() -> list[Case]:
     of = {"family": "keras-3"}
     return [
         *keras(of["family"]),
-        *subnormal(**of),
+        *subnormal("keras-3", "subnormal flush"),
         *on(
             "ema-none",
             "Averages while a gradient is None: whether that variable's average moves.",
@@ -428,7 +424,6 @@ def keras(family: str) -> list[Case]:
     return [
         *usual(family, {"lr": 0.001, "rho": 0.9, "epsilon": 1e-7}),
         *decay("decoupled", **of),
-        *constant(**of),
         *on("clipnorm", "The norm of each gradient is limited.", "clipnorm", clipnorm=0.5, **two),
         *on(
             "clipnorm-infinite",
@@ -570,7 +565,7 @@ def optax() -> list[Case]:
     moving = {"momentum": 0.9, "changes": LR_CHANGES, **of}
     return [
         *usual("optax", {"lr": 0.01, "rho": 0.9, "epsilon": 1e-8}, "none-at-odd-steps"),
-        *subnormal(**of),
+        *subnormal("optax", "subnormal flush"),
         *on(
             "epsilon-outside",
             "eps_in_sqrt off: the place of torch, but the learning rate stays in the buffer.",
@@ -686,14 +681,6 @@ def mindspore() -> list[Case]:
             changes=LR_CHANGES,
             **{"momentum": 0.9, "weight_decay": 0.25, "epsilon": 0.01} | of,
         ),
-        *on(
-            "size-33",
-            "33 elements: more than one vector register and a rest.",
-            "vectorized",
-            shapes=[[33]],
-            steps=2,
-            **of | {"momentum": 0.9, "epsilon": 0.01, "dtypes": F32},
-        ),
     ]
 
 
@@ -701,9 +688,8 @@ def chainer() -> list[Case]:
     """Chainer: RMSprop, and its RMSpropGraves where centered; decay is a hook on the gradient."""
     of = {"family": "chainer"}
     graves = {"options": "centered eps_in_sqrt lr_in_momentum", **of}
-    unable = ("epsilon-small", "momentum-lr-changed", "centered", "centered-momentum")
     return [
-        *usual("chainer", {"lr": 0.01, "rho": 0.99, "epsilon": 1e-8}, *unable, momentum=0.0),
+        *usual("chainer", {"lr": 0.01, "rho": 0.99, "epsilon": 1e-8}, *MOVING, momentum=0.0),
         *decay("l2", **of),
         *subnormal(**of),
         *on(
@@ -735,9 +721,10 @@ def chainer() -> list[Case]:
 def mlx() -> list[Case]:
     """MLX on CPU: epsilon (above 0) outside, one count, neither momentum nor decay."""
     of = {"family": "mlx"}
-    unable = ("epsilon-0", "epsilon-small", "momentum-lr-changed", "centered", "centered-momentum")
     return [
-        *usual("mlx", {"lr": 0.01, "rho": 0.99, "epsilon": 1e-8}, *unable, momentum=0.0),
+        *usual(
+            "mlx", {"lr": 0.01, "rho": 0.99, "epsilon": 1e-8}, "epsilon-0", *MOVING, momentum=0.0
+        ),
         *subnormal(epsilon=1e-30, **of),
         *on(
             "epsilon-near",
