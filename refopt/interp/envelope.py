@@ -323,14 +323,21 @@ class Real:
         self.x, self.dtype, self.numbers = x, dtype, numbers
 
     def _apply(self, operation: Callable[..., Interval], a: Any, b: Any) -> Real:
-        for e in (a, b):
-            if not isinstance(e, Real | int | float):
-                return NotImplemented
         numbers = self.numbers
-        a, b = numbers(a), numbers(b)
-        dtype = numbers.wider(a.dtype, b.dtype)
-        left = a.x if a.dtype == dtype else numbers.rounding(dtype, 32)(a.x, 1)
-        right = b.x if b.dtype == dtype else numbers.rounding(dtype, 32)(b.x, 1)
+        if a.__class__ is not Real:
+            if not isinstance(a, int | float):
+                return NotImplemented
+            a = numbers(a)
+        if b.__class__ is not Real:
+            if not isinstance(b, int | float):
+                return NotImplemented
+            b = numbers(b)
+        left, right, dtype = a.x, b.x, a.dtype
+        if dtype != b.dtype:
+            dtype = numbers.wider(dtype, b.dtype)
+            around = numbers.rounding(dtype, 32)
+            left = left if a.dtype == dtype else around(left, 1)
+            right = right if b.dtype == dtype else around(right, 1)
         k = POWER if operation is powered else None
         return Real(numbers.rounding(dtype)(operation(left, right), k), dtype, numbers)
 
@@ -505,10 +512,14 @@ class Intervals:
         self.ray = object() if ray is None else ray
 
     def _apply(self, operation: Callable[..., Interval], a: Any, b: Any) -> Intervals:
-        for e in (a, b):
-            if not isinstance(e, Intervals | Real | int | float):
-                return NotImplemented
-        left, right = _broadcast(self._meet(a), self._meet(b))
+        if a.__class__ is Intervals and b.__class__ is Intervals:
+            left, right = a.elements, b.elements
+        elif isinstance(a, _OPERANDS) and isinstance(b, _OPERANDS):
+            left, right = self._meet(a), self._meet(b)
+        else:
+            return NotImplemented
+        if len(left) != len(right):
+            left, right = _broadcast(left, right)
         around = self.rounding
         return Intervals(
             [around(operation(x, y)) for x, y in zip(left, right, strict=True)], around
@@ -568,6 +579,9 @@ class Intervals:
     @staticmethod
     def _scalar(x: Any) -> Interval:
         return x.x if isinstance(x, Real) else point(float(x))
+
+
+_OPERANDS = (Intervals, Real, int, float)
 
 
 def _broadcast(a: list[Interval], b: list[Interval]) -> tuple[list[Interval], list[Interval]]:

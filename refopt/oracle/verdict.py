@@ -7,7 +7,7 @@ recorded step from the recorded state before it, so that the envelope stays narr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -97,8 +97,12 @@ class Judge:
             states = self._replay(clocks=True).start().states
         self._kept = {q for state in states for q in Replay.kept(state)}
 
-    def verdict(self, *, axes: bool = True) -> Verdict:
-        """Every observation, and with `axes` every alternative that may be told apart."""
+    def verdict(self, *, axes: bool = True, skip: Container[tuple[str, str]] = ()) -> Verdict:
+        """Every observation, and with `axes` every alternative that may be told apart.
+
+        `skip`: alternatives, as (axis, name), that need no answer, since other runs exclude them;
+        they are asked only until one is excluded, where no other is.
+        """
         with precision():
             checks = unbounded = 0
             first: Finding | None = None
@@ -114,7 +118,10 @@ class Judge:
             excluded: dict[str, list[str]] = {}
             undecided: dict[str, list[str]] = {}
             if axes and first is None:
-                for axis, name, choice in self.alternatives():
+                named = sorted(self.alternatives(), key=lambda a: a[:2] in skip)
+                for axis, name, choice in named:
+                    if excluded and (axis, name) in skip:
+                        break
                     held = not self._matters(axis) or self.holds({axis: choice})
                     (undecided if held else excluded).setdefault(axis, []).append(name)
         return Verdict(
