@@ -139,11 +139,12 @@ def test_bfloat16_rounds_as_ml_dtypes_does() -> None:
 @pytest.mark.parametrize("profile", ["documented", "torch-2.13", "torch-2.13-foreach"])
 def test_bfloat16_runs_as_it_does_on_ml_dtypes(profile: str) -> None:
     case = RECORDINGS["nadam.torch.half.bf16"].case
-    run = suite.numpy_run(nadam, case, suite.profiles()[profile])
+    run = suite.numpy_run(case, suite.profiles(case)[profile])
     assert run.dtypes["param"] == ["bfloat16"]
     params = [np.array(case.params[0], dtype=ml_dtypes.bfloat16).reshape(case.shapes[0])]
-    own = suite.profiles()[profile]
-    own = own._replace(choices=nadam.configured(own.choices, nadam.Hyper(), {}))
+    own = suite.profiles(case)[profile]
+    hyper = own.hyper._replace(**case.hyper)
+    own = own._replace(choices=nadam.configured(own.choices, hyper, case.options))
     states, clocks = zip(*(arrays.init(nadam, own, p) for p in params), strict=True)
     for t in range(1, case.steps + 1):
         grads = [np.array(case.gradients(t)[0], ml_dtypes.bfloat16).reshape(case.shapes[0])]
@@ -170,7 +171,7 @@ def test_bfloat16_runs_as_it_does_on_ml_dtypes(profile: str) -> None:
 def test_the_rule_that_is_judged_is_the_object_that_is_used(case: str) -> None:
     """`refopt.NAdam` gives the bits of `numpy_run`."""
     given = RECORDINGS[case].case
-    run = suite.numpy_run(nadam, given, suite.profiles()["documented"])
+    run = suite.numpy_run(given, suite.profiles(given)["documented"])
     dtypes = [p["dtype"] for p in given.source["params"]]
     params = [
         refopt.Parameter(suite._array(values, dtype, shape))
@@ -230,7 +231,7 @@ def test_a_file_that_is_no_recording_is_named(tmp_path: Path, text: str) -> None
 def test_a_run_without_a_profile_asks_for_one(tmp_path: Path) -> None:
     recording = RECORDINGS[SHARP[0]]
     renamed = recording._replace(runs={"my-optimizer": recording.runs["torch-2.13"]})
-    with pytest.raises(CaseError, match="'my-optimizer' is no profile"):
+    with pytest.raises(CaseError, match="got 'my-optimizer'"):
         list(suite.tasks([renamed], numpy=False))
     (task,) = suite.tasks([renamed], "torch-2.13", numpy=False)
     assert [item.profile for item in task.items] == ["torch-2.13"]

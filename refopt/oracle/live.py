@@ -26,16 +26,18 @@ class Implementation(NamedTuple):
 
     package: str  # that must be importable
     adapter: str  # file in conformance/adapters
-    recordings: str  # file in conformance/golden/<optimizer>
+    recordings: str  # file in conformance/golden
 
 
 IMPLEMENTATIONS = {
-    "torch:NAdam": Implementation("torch", "torch_nadam.py", "torch-2.13.json"),
-    "keras:Nadam": Implementation("keras", "keras3_nadam.py", "keras-3.json"),
-    "optax:nadam": Implementation("optax", "optax_nadam.py", "optax-0.2.json"),
-    "timm:NAdamW": Implementation("timm", "timm_nadam.py", "timm-nadamw.json"),
-    "paddle:NAdam": Implementation("paddle", "paddle_nadam.py", "paddle-3.3.json"),
-    "mindspore:NAdam": Implementation("mindspore", "mindspore_nadam.py", "mindspore-2.10.json"),
+    "torch:NAdam": Implementation("torch", "torch_nadam.py", "nadam/torch-2.13.json"),
+    "keras:Nadam": Implementation("keras", "keras3_nadam.py", "nadam/keras-3.json"),
+    "optax:nadam": Implementation("optax", "optax_nadam.py", "nadam/optax-0.2.json"),
+    "timm:NAdamW": Implementation("timm", "timm_nadam.py", "nadam/timm-nadamw.json"),
+    "paddle:NAdam": Implementation("paddle", "paddle_nadam.py", "nadam/paddle-3.3.json"),
+    "mindspore:NAdam": Implementation(
+        "mindspore", "mindspore_nadam.py", "nadam/mindspore-2.10.json"
+    ),
 }
 
 HELLO_SECONDS = 120.0  # until the framework is imported
@@ -206,9 +208,7 @@ def answers(
 
 def cases(name: str) -> Iterator[Recording]:
     """The recordings whose cases an implementation is given."""
-    yield from golden.load(
-        golden.root() / "golden" / suite.OPTIMIZER / IMPLEMENTATIONS[name].recordings
-    )
+    yield from golden.load(golden.root() / "golden" / IMPLEMENTATIONS[name].recordings)
 
 
 def _items(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import platform
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from rich.table import Table
 from refopt.interp.formats import FORMATS, to_bits, ulp
 from refopt.oracle import spec, suite
 from refopt.oracle.golden import Case, Recording, Run, Sparse, Values
-from refopt.oracle.suite import FAILURES, GROUPS, OPTIMIZER, REJECTED, SKIPPED, Result
+from refopt.oracle.suite import FAILURES, GROUPS, REJECTED, SKIPPED, Result
 from refopt.oracle.verdict import CONFORMS, INCONCLUSIVE, VIOLATION, Finding, Verdict
 
 SCHEMA = "refopt-report/1"
@@ -235,7 +235,7 @@ def paragraph(result: Result) -> Iterator[str]:
         yield from _envelope(first)
         if distance := outside(first, result.dtype):
             yield f"  outside by {distance[0]:.3g}, {_short(distance[1])} ulp of {result.dtype}"
-        yield from (f"  {line}" for line in _explained(result.named))
+        yield from (f"  {line}" for line in _explained(result))
     elif item.stale:
         yield f"{title}: [bold red]stale expectation[/]: {escape(item.stale)}"
     else:
@@ -259,13 +259,13 @@ def outside(first: Finding, dtype: str) -> tuple[float, float] | None:
     return distance, distance / ulp(nearest, FORMATS.get(dtype, FORMATS["float64"]))
 
 
-def _explained(named: Sequence[tuple[str, str]]) -> Iterator[str]:
-    if not named:
+def _explained(result: Result) -> Iterator[str]:
+    if not result.named:
         yield "no single change of the profile explains the run"
         return
     yield "the run conforms if one choice of the profile is changed:"
-    axes = spec.load(OPTIMIZER)["axes"]
-    for axis, name in named:
+    axes = spec.load(suite.optimizer(result.case))["axes"]
+    for axis, name in result.named:
         alternative = axes[axis]["alternatives"][name]
         yield f"  {axis}={name} ({alternative['clause']}): {escape(alternative['text'])}"
 

@@ -12,7 +12,8 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from fnmatch import fnmatchcase
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -26,7 +27,9 @@ from refopt.oracle.spec import RULES
 from refopt.oracle.verdict import CONFORMS, Judge, Verdict
 from refopt.typing import Profile
 
-OPTIMIZER = "nadam"
+ON_NUMPY = ("nadam",)
+"""Optimizers of which refopt's own runs are judged too."""
+
 REJECTED, SKIPPED = "rejected", "skipped"
 CRASHED, TIMED_OUT, BROKEN = "crashed", "timed out", "broken"
 FAILURES = (CRASHED, TIMED_OUT, BROKEN)
@@ -83,19 +86,29 @@ class Result(NamedTuple):
 def version() -> str:
     """The version of the suite: the first digits of the SHA-256 of its files."""
     digest = hashlib.sha256()
-    for path in sorted(p for kind in ("golden", "vectors") for p in _files(golden.root() / kind)):
-        digest.update(path.name.encode() + path.read_bytes())
+    for folder in ("golden", "vectors"):
+        for optimizer in RULES:
+            for path in sorted((golden.root() / folder / optimizer).glob("*.json")):
+                digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:12]
 
 
-def _files(folder: Path) -> list[Path]:
-    return list((folder / OPTIMIZER).glob("*.json"))
+def optimizer(case: str) -> str:
+    """The optimizer of a case, from its id."""
+    return case.partition(".")[0]
 
 
-def profiles() -> dict[str, Profile]:
-    """What can be judged against, by name."""
-    known: dict[str, Profile] = RULES[OPTIMIZER].PROFILES
-    return known
+def rule(case: Case) -> ModuleType:
+    """The rule of a case. Raises CaseError where its id names no optimizer."""
+    if (found := RULES.get(optimizer(case.id))) is None:
+        msg = f"case {case.id!r}: the id must begin with one of {', '.join(RULES)} and a dot"
+        raise CaseError(msg)
+    return cast(ModuleType, found)
+
+
+def profiles(case: Case) -> dict[str, Profile]:
+    """What a case can be judged against, by name."""
+    return cast("dict[str, Profile]", rule(case).PROFILES)
 
 
 def group(case: Case) -> str:
@@ -110,8 +123,9 @@ def group(case: Case) -> str:
 def recordings(folder: Path | None = None) -> Iterator[Recording]:
     """The suite's recordings and vectors; or those of a file, or of the files in a folder."""
     if folder is None:
-        yield from golden.recordings(OPTIMIZER)
-        yield from golden.recordings(OPTIMIZER, golden.root() / "vectors")
+        for name in RULES:
+            yield from golden.recordings(name)
+            yield from golden.recordings(name, golden.root() / "vectors")
         return
     paths = sorted(folder.rglob("*.json")) if folder.is_dir() else [folder]
     for path in paths:
@@ -135,16 +149,18 @@ def tasks(
     refopt runs each case by the documented algorithm and by the profile of each recorded run.
     `profile`: judge against this one instead of the run's own.
     """
-    known = profiles()
     here = f"NumPy {np.__version__}"
     for recording in found:
         items = []
         for name, run in recording.runs.items():
-            if (against := profile or name) not in known:
-                msg = f"case {recording.case.id}: run {name!r} is no profile; state which to use"
+            if (against := profile or name) not in (known := profiles(recording.case)):
+                msg = (
+                    f"case {recording.case.id}: the profile must be one of {', '.join(known)}; "
+                    f"got {against!r}"
+                )
                 raise CaseError(msg)
             items.append(recorded(*_origin(recording, name), against, run))
-        if numpy:
+        if numpy and optimizer(recording.case.id) in ON_NUMPY:
             items.append(Item(here, "refopt documented", "documented", axes=False))
             items += [
                 Item(here, "refopt as recorded", name, axes=False)
@@ -191,11 +207,10 @@ def _judged(case: Case, item: Item) -> Result:
 
 
 def _verdict(case: Case, item: Item, result: Result) -> Result:
-    rule = RULES[OPTIMIZER]
-    profile = profiles()[item.profile]
-    run = item.run or numpy_run(rule, case, profile)
+    profile = profiles(case)[item.profile]
+    run = item.run or numpy_run(case, profile)
     _complete(case, run)
-    judge = Judge(rule, case, run, profile)
+    judge = Judge(rule(case), case, run, profile)
     verdict = judge.verdict(axes=item.axes)
     if (first := verdict.first) is not None:
         dtype = run.dtypes[first.quantity][first.parameter]
@@ -221,7 +236,7 @@ def _complete(case: Case, run: Run) -> None:
     if missing := set(case.source.get("record", [case.steps])) - run.steps.keys():
         msg = f"{case.id}: step {min(missing)} is required and was not reported"
         raise CaseError(msg)
-    numbers = RULES[OPTIMIZER].Clock._fields
+    numbers = rule(case).Clock._fields
     for t, quantities in run.steps.items():
         if None in quantities.get("param", [None]):
             msg = f"{case.id}, step {t}: every parameter is required"
@@ -262,8 +277,9 @@ def _ignore_interrupts() -> None:
 # -- refopt on NumPy ------------------------------------------------------------------------------
 
 
-def numpy_run(rule: Any, case: Case, profile: Profile) -> Run:
+def numpy_run(case: Case, profile: Profile) -> Run:
     """What refopt does with a case on NumPy, by the rule of a profile."""
+    own = rule(case)
     # NumPy has no bfloat16 of its own: such arrays are float32, rounded here.
     half = set(case.dtypes) == {"bfloat16"}
     step: Callable[..., Any] = _bfloat16_step if half else arrays.run
@@ -274,7 +290,7 @@ def numpy_run(rule: Any, case: Case, profile: Profile) -> Run:
             case.params, stored, case.shapes, case.source["params"], strict=True
         )
     ]
-    pairs = [arrays.init(rule, profile, p) for p in params]
+    pairs = [arrays.init(own, profile, p) for p in params]
     states, clocks = [state for state, _ in pairs], [clock for _, clock in pairs]
     wanted = case.source.get("record") or range(1, case.steps + 1)
     steps: dict[int, dict[str, list[Values | None]]] = {}
@@ -282,7 +298,7 @@ def numpy_run(rule: Any, case: Case, profile: Profile) -> Run:
         given = case.gradients(t)
         for members, overrides in case.groups:
             hyper = _hyper(profile.hyper, case, t, overrides)
-            choices = rule.configured(profile.choices, hyper, case.options)
+            choices = own.configured(profile.choices, hyper, case.options)
             grads = [
                 None if given[i] is None else _array(_dense(given[i]), stored[i], case.shapes[i])
                 for i in members
@@ -290,7 +306,7 @@ def numpy_run(rule: Any, case: Case, profile: Profile) -> Run:
             if all(g is None for g in grads):
                 continue
             quantities, after, ticked = step(
-                rule,
+                own,
                 profile._replace(choices=choices),
                 [params[i] for i in members],
                 grads,
@@ -304,19 +320,17 @@ def numpy_run(rule: Any, case: Case, profile: Profile) -> Run:
         if t in wanted:
             steps[t] = {
                 "param": [_flat(p) for p in params],
-                "m": [_flat(s.m) for s in states],
-                "v": [_flat(s.v) for s in states],
-                "product": [[float(c.product)] for c in clocks],
-                "t": [[float(c.t)] for c in clocks],
+                **{q: [_flat(getattr(s, q)) for s in states] for q in own.State._fields},
+                **{q: [[float(getattr(c, q))] for c in clocks] for q in own.Clock._fields},
             }
-    dtypes = dict.fromkeys(("param", "m", "v"), case.dtypes)
-    for q in ("product", "t"):
+    dtypes = dict.fromkeys(("param", *own.State._fields), case.dtypes)
+    for q in own.Clock._fields:
         dtypes[q] = [getattr(getattr(c, q), "dtype", "float64") for c in clocks]
     return Run(profile.name, steps, dtypes)
 
 
 def _bfloat16_step(
-    rule: Any, profile: Profile, params: Any, grads: Any, states: Any, clocks: Any, hyper: Any
+    own: Any, profile: Profile, params: Any, grads: Any, states: Any, clocks: Any, hyper: Any
 ) -> tuple[Any, Any, Any]:
     """`arrays.run` for bfloat16 that is kept in float32 arrays."""
 
@@ -324,7 +338,7 @@ def _bfloat16_step(
         return Rounded(x, "bfloat16", bfloat16) if profile.half == "each" else x
 
     with np.errstate(all="ignore"):
-        quantities, after, ticked = rule.update(
+        quantities, after, ticked = own.update(
             [enter(x) for x in params],
             [None if x is None else enter(x) for x in grads],
             [type(state)(*map(enter, state)) for state in states],
@@ -362,7 +376,7 @@ def _hyper(defaults: Any, case: Case, t: int, overrides: dict[str, Any]) -> Any:
 
 def _dense(gradient: golden.Gradient) -> Values:
     if not isinstance(gradient, list):
-        msg = f"gradient: a dense one is required of {OPTIMIZER}, got {type(gradient).__name__}"
+        msg = f"gradient: a dense one is required, got {type(gradient).__name__}"
         raise CaseError(msg)
     return gradient
 
