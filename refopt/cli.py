@@ -127,6 +127,9 @@ def check(
         from refopt.oracle import live, report, suite
 
         started = time.perf_counter()
+        if profile is not None and profile not in (known := suite.profile_names()):
+            msg = f"--profile must be one of {', '.join(known)}; got {profile!r}"
+            raise typer.BadParameter(msg)
         if junit is not None and not junit.parent.is_dir():
             msg = f"--junit: the folder must exist, got {junit}"
             raise typer.BadParameter(msg)

@@ -111,6 +111,11 @@ def profiles(case: Case) -> dict[str, Profile]:
     return cast("dict[str, Profile]", rule(case).PROFILES)
 
 
+def profile_names() -> list[str]:
+    """The names of all profiles of all optimizers."""
+    return list(dict.fromkeys(name for rule in RULES.values() for name in rule.PROFILES))
+
+
 def group(case: Case) -> str:
     """The topic of a case."""
     tag = case.tags[0] if case.tags else ""

@@ -1,0 +1,522 @@
+"""The command `refopt`: exit codes, reports, and implementations that misbehave."""
+
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from typer.testing import CliRunner
+
+from refopt import cli
+from refopt.errors import AdapterError
+from refopt.interp.formats import FORMATS, to_bits
+from refopt.oracle import live, suite
+from refopt.oracle.report import BROKE, INTERRUPTED, NOTHING, OK, STALE, USAGE, VIOLATED, Tally
+
+SHARP = "nadam.torch.sharp-l2-psi-1.f64"
+REFUSED = "nadam.torch.lr-overflow.f32"
+SOURCES = {
+    case["id"]: case
+    for path in sorted((suite.golden.root() / "golden" / "nadam").glob("torch*.json"))
+    for case in json.loads(path.read_text())["cases"]
+}
+
+
+def refopt(*arguments: str | Path) -> Any:
+    return CliRunner().invoke(cli.app, [str(a) for a in arguments], env={"COLUMNS": "80"})
+
+
+def process(*arguments: str, **keywords: Any) -> subprocess.Popen[str]:
+    root = str(Path(cli.__file__).parent.parent)
+    return subprocess.Popen(
+        [sys.executable, "-m", "refopt.cli", *arguments],
+        env={**os.environ, "PYTHONPATH": root, "COLUMNS": "80"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **keywords,
+    )
+
+
+def recording(folder: Path, change: Callable[[dict[str, Any]], Any], case: str = SHARP) -> Path:
+    """A file with one recorded run of torch, changed."""
+    source = json.loads(json.dumps(SOURCES[case]))
+    source["runs"] = {"torch-2.13": source["runs"]["torch-2.13"]}
+    change(source["runs"]["torch-2.13"])
+    document = {
+        "format": "refopt-golden/1",
+        "optimizer": "nadam",
+        "provenance": {"framework": "mine", "version": "1.0"},
+        "cases": [source],
+    }
+    path = folder / "mine.json"
+    path.write_text(json.dumps(document))
+    return path
+
+
+def filled(value: float) -> Callable[[dict[str, Any]], None]:
+    def change(run: dict[str, Any]) -> None:
+        for step in run["steps"].values():
+            for q in ("param", "m", "v"):
+                step[q] = [to_bits([value] * (len(b) // 16), FORMATS["float64"]) for b in step[q]]
+
+    return change
+
+
+def one_bit(run: dict[str, Any]) -> None:
+    """The last bit but twelve of one element of v at step 3."""
+    bits = run["steps"]["3"]["v"][0]
+    run["steps"]["3"]["v"][0] = f"{int(bits, 16) ^ (1 << 12):0{len(bits)}x}"
+
+
+# -- exit codes -----------------------------------------------------------------------------------
+
+
+def test_a_recording_that_conforms_exits_with_0(tmp_path: Path) -> None:
+    result = refopt("check", recording(tmp_path, lambda run: None))
+    assert result.exit_code == OK, result.output
+    assert "1 conforms" in result.stdout
+    assert "made by mine 1.0" in result.stdout
+    assert "refopt documented" not in result.stdout
+
+
+def test_one_flipped_bit_is_a_violation_that_says_where(tmp_path: Path) -> None:
+    result = refopt("check", recording(tmp_path, one_bit).parent)
+    assert result.exit_code == VIOLATED
+    assert f"{SHARP}, torch-2.13: violation of profile torch-2.13" in result.stdout
+    assert "step 3, v[3] of parameter 0, teacher-forced" in result.stdout
+    assert "4096 ulp of float64" in result.stdout or re.search(r"4\d\d\d ulp", result.stdout)
+    assert "no single change of the profile explains the run" in result.stdout
+
+
+@pytest.mark.parametrize("value", [math.nan, 0.0, -1.0, math.inf, 0.7310585786300049])
+def test_constant_answers_are_violations(tmp_path: Path, value: float) -> None:
+    result = refopt("check", recording(tmp_path, filled(value)))
+    assert result.exit_code == VIOLATED, result.output
+
+
+def test_the_change_that_explains_a_violation_is_named_with_its_clause(tmp_path: Path) -> None:
+    path = recording(tmp_path, lambda run: None, "nadam.torch.product-float32.f64")
+    result = refopt("check", path, "--profile", "documented")
+    assert result.exit_code == VIOLATED
+    assert "step 1, product of parameter 0" in result.stdout
+    assert re.search(r"product=float32 \(NAD-6\.2b\)", result.stdout)
+    assert re.search(r"step 1,\s+product", result.stdout)
+
+
+def test_a_run_that_nothing_can_be_decided_by_exits_with_5(tmp_path: Path) -> None:
+    path = recording(tmp_path, lambda run: None)
+    document = json.loads(path.read_text())
+    (case,) = document["cases"]
+    case["grads"] = [[None]]
+    steps = case["runs"]["torch-2.13"]["steps"]
+    for t in steps:
+        steps[t] = {"param": [p["bits"] for p in case["params"]]}
+    path.write_text(json.dumps(document))
+    result = refopt("check", path)
+    assert result.exit_code == NOTHING, result.output
+    assert "1 inconclusive" in result.stdout
+
+
+def test_a_rejection_alone_decides_nothing() -> None:
+    result = refopt("check", suite.golden.root() / "golden", "--select", REFUSED, "--json")
+    lines = [json.loads(text) for text in result.stdout.splitlines()]
+    rejected = [x for x in lines[1:-1] if x["status"] == "rejected"]
+    assert {x["run"] for x in rejected} == {"torch-2.13", "torch-2.13-foreach"}
+    assert all("RuntimeError" in x["detail"] for x in rejected)
+    assert lines[-1]["counts"] == {"rejected": 2, "conforms": 1}
+
+
+@pytest.mark.parametrize("arguments", [(), ("--json",)])
+def test_an_empty_selection_exits_with_5(arguments: tuple[str, ...]) -> None:
+    result = refopt("check", "--select", "no-such-case*", *arguments)
+    assert result.exit_code == NOTHING
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("check", "tensorflow:Nadam"), "torch:NAdam, keras:Nadam"),
+        (("check", "no/such/file.json"), "no/such/file.json"),
+        (("check", "--profile", "torch-1.0"), "torch-1.0"),
+        (("check", "--junit", "no/such/folder/x.xml"), "no/such/folder"),
+        (("check", "--jobs", "-1"), "--jobs"),
+        (("check", "torch:NAdam", "--python", "no/such/python"), "cannot start no/such/python"),
+        (("show", "nadam.no-such-case"), "nadam.no-such-case"),
+        (("verify",), "verify"),
+    ],
+)
+def test_wrong_usage_exits_with_2_and_names_the_argument(
+    arguments: tuple[str, ...], said: str
+) -> None:
+    result = refopt(*arguments)
+    assert result.exit_code == USAGE
+    assert said in " ".join(re.sub("[│\n]", " ", result.stderr).split())
+
+
+@pytest.mark.parametrize("text", ["", "garbage", '{"format": "refopt-golden/1"}', "[1, 2]"])
+def test_a_file_of_garbage_exits_with_3_and_is_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "garbage.json"
+    path.write_text(text)
+    result = refopt("check", path)
+    assert result.exit_code == BROKE
+    assert "garbage.json" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_fault_of_refopt_itself_exits_with_3(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **__: Any) -> Iterator[Any]:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(suite, "recordings", fails)
+    for command in ("check", "list"):
+        result = refopt(command)
+        assert result.exit_code == BROKE
+        assert "ZeroDivisionError" in result.stderr
+
+
+def test_a_failure_outranks_a_violation() -> None:
+    tally = Tally()
+    assert tally.exit_code == NOTHING
+    for status, code in (
+        (suite.REJECTED, NOTHING),
+        ("inconclusive", NOTHING),
+        ("conforms", OK),
+        ("violation", VIOLATED),
+        (suite.CRASHED, BROKE),
+    ):
+        tally.counts[status] += 1
+        assert tally.exit_code == code
+
+
+def test_an_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> Iterator[Any]:
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(suite, "spread", interrupted)
+    result = refopt("check", "--select", SHARP, "--json")
+    assert result.exit_code == INTERRUPTED
+    last = json.loads(result.stdout.splitlines()[-1])
+    assert (last["kind"], last["complete"], last["exit"]) == ("footer", False, INTERRUPTED)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no signal that a terminal sends")
+def test_an_interrupt_from_the_terminal_ends_all_processes() -> None:
+    running = process("check", "--jobs", "2", "--json", start_new_session=True)
+    assert running.stdout is not None
+    assert json.loads(running.stdout.readline())["kind"] == "header"
+    assert json.loads(running.stdout.readline())["kind"] == "run"
+    os.killpg(running.pid, signal.SIGINT)
+    rest, _ = running.communicate(timeout=60)
+    assert running.returncode == INTERRUPTED
+    assert json.loads(rest.splitlines()[-1])["complete"] is False
+
+
+# -- reports --------------------------------------------------------------------------------------
+
+
+def test_json_lines_have_header_runs_and_footer() -> None:
+    result = refopt("check", "--json", "--select", "nadam.*.sharp-l2-psi-1.f64")
+    assert result.exit_code == OK
+    header, *runs, footer = (json.loads(text) for text in result.stdout.splitlines())
+    assert (header["kind"], header["schema"]) == ("header", "refopt-report/1")
+    assert header["suite"] == suite.version()
+    assert {x["kind"] for x in runs} == {"run"}
+    assert footer["complete"] is True
+    assert footer["exit"] == OK
+    assert sum(footer["counts"].values()) == len(runs)
+    assert {x["run"] for x in runs} >= {
+        "torch-2.13",
+        "torch-2.13-foreach",
+        "torch-2.13-differentiable",
+        "vectors documented",
+        "refopt documented",
+        "refopt as recorded",
+    }
+    (torch,) = (x for x in runs if x["run"] == "torch-2.13")
+    assert "inside" in torch["excluded"]["epsilon"]
+    assert torch["checks"] > torch["open"]
+
+
+def test_json_of_a_violation_is_json_without_nan(tmp_path: Path) -> None:
+    result = refopt("check", recording(tmp_path, filled(math.nan)), "--json")
+    first = json.loads(result.stdout.splitlines()[1], parse_constant=pytest.fail)["first"]
+    assert (first["step"], first["quantity"], first["observed"]) == (1, "m", "nan")
+
+
+def test_junit_counts_what_happened(tmp_path: Path) -> None:
+    report = tmp_path / "report.xml"
+    path = recording(tmp_path, one_bit)
+    assert refopt("check", path, "--junit", report).exit_code == VIOLATED
+    (found,) = ElementTree.parse(report).getroot()
+    assert (found.get("name"), found.get("tests"), found.get("failures")) == (
+        "torch-2.13",
+        "1",
+        "1",
+    )
+    (case,) = found
+    assert case.get("name") == SHARP
+    (failure,) = case
+    assert failure.tag == "failure"
+    assert "step 3, v[3]" in (failure.text or "")
+    folder = suite.golden.root() / "golden"
+    assert refopt("check", folder, "--junit", report, "--select", REFUSED).exit_code == OK
+    kinds = [[child.tag for child in case] for case in ElementTree.parse(report).iter("testcase")]
+    assert sorted(kinds) == [[], ["skipped"], ["skipped"]]
+
+
+def test_a_pipe_gets_text_without_colours_and_no_progress() -> None:
+    running = process("check", "--select", SHARP)
+    out, err = running.communicate(timeout=120)
+    assert running.returncode == OK
+    assert err == ""
+    assert "\x1b" not in out
+    assert "implementation" in out
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    with process("check", "--json", "--select", SHARP) as running:
+        assert running.stdout is not None
+        running.stdout.close()
+        assert running.stderr is not None
+        assert running.stderr.read() == ""
+    assert running.returncode == USAGE
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_tables_fit_the_terminal(tmp_path: Path, columns: int) -> None:
+    environment = {"COLUMNS": str(columns)}
+    arguments = ["check", "--select", "nadam.*.sharp-*.f32"]
+    result = CliRunner().invoke(cli.app, arguments, env=environment)
+    assert result.exit_code == OK
+    assert max(map(len, result.stdout.splitlines())) <= columns
+    assert "torch-2.13-differentiable" in result.stdout
+    assert "…" not in result.stdout
+
+
+def test_list_names_cases_and_runs() -> None:
+    result = refopt("list", "*product-float32.f64", "--json")
+    torch, vector = (json.loads(text) for text in result.stdout.splitlines())
+    assert torch["id"] == "nadam.torch.product-float32.f64"
+    assert torch["runs"] == ["torch-2.13", "torch-2.13-differentiable", "torch-2.13-foreach"]
+    assert vector["runs"] == ["documented"]
+    assert "2 cases, 4 runs" in refopt("list", "*product-float32.f64").stdout
+    assert refopt("list", "no-such-case").exit_code == NOTHING
+
+
+def test_show_prints_decimals_bits_and_verdict() -> None:
+    result = refopt("show", SHARP)
+    assert result.exit_code == OK
+    bits = SOURCES[SHARP]["params"][0]["bits"][:16]
+    assert bits in result.stdout
+    (value,) = suite.golden.from_bits(bits, FORMATS["float64"])
+    assert f"{value:.17g}" in result.stdout
+    assert "torch-2.13: conforms, undecided: " in result.stdout
+
+
+def test_a_rejected_run_is_shown_with_its_error() -> None:
+    result = refopt("show", REFUSED)
+    assert "torch-2.13: rejected: RuntimeError" in result.stdout
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("check", "--help")])
+def test_help_states_the_exit_codes(arguments: tuple[str, ...]) -> None:
+    result = refopt(*arguments)
+    assert result.exit_code == OK
+    text = " ".join(result.stdout.split())
+    for code in (OK, VIOLATED, USAGE, BROKE, STALE, NOTHING, INTERRUPTED):
+        assert re.search(rf"\b{code} [a-z]", text)
+
+
+def test_version_names_release_and_suite() -> None:
+    assert f"suite {suite.version()}" in refopt("--version").stdout
+
+
+def test_help_loads_no_oracle() -> None:
+    look = (
+        "import sys, refopt.cli; print(sorted({'flint', 'rich', 'torch', 'jax'} & {*sys.modules}))"
+    )
+    root = str(Path(cli.__file__).parent.parent)
+    environment = {**os.environ, "PYTHONPATH": root}
+    found = subprocess.run(
+        [sys.executable, "-c", look], capture_output=True, text=True, check=True, env=environment
+    )
+    assert found.stdout.strip() == "[]"
+
+
+# -- live implementations -------------------------------------------------------------------------
+
+FAKE = """
+    import json, sys, time
+    recorded = {case["id"]: case for case in json.load(open(sys.argv[1]))["cases"]}
+    say = lambda message: print(json.dumps(message), flush=True)
+    number = 0
+    def answer(case):
+        runs = {"torch-2.13": recorded[case["id"]]["runs"]["torch-2.13"]}
+        say({"id": case["id"], "runs": runs})
+"""
+HELLO = 'say({"hello": {"framework": "fake", "version": "1"}})'
+LOOP = """
+    for line in sys.stdin:
+        case, number = json.loads(line), number + 1
+        assert "runs" not in case
+"""
+CASES = [SHARP, "nadam.torch.sharp-l2-psi-0.3.f64", "nadam.torch.sharp-decoupled.f64"]
+
+
+def run_fake(
+    folder: Path,
+    body: str,
+    *,
+    hello: str = HELLO,
+    seconds: float = 60.0,
+    cases: list[str] = CASES,
+    profile: str | None = None,
+) -> list[suite.Result]:
+    """What comes of an adapter whose answer to a case is `body`."""
+    golden = folder / "recorded.json"
+    golden.write_text(json.dumps({"cases": [SOURCES[case] for case in cases]}))
+    script = folder / "fake.py"
+    parts = (textwrap.dedent(FAKE), hello, textwrap.dedent(LOOP))
+    script.write_text("\n".join(parts) + textwrap.indent(textwrap.dedent(body), "    "))
+    found = [r for r in live.cases("torch:NAdam") if r.case.id in cases]
+    with live.log_file() as log:
+        command = [sys.executable, str(script), str(golden)]
+        tasks = live.answers(command, found, profile, seconds=seconds, log=log)
+        return [
+            result
+            for task in tasks
+            for result in suite.work(
+                task._replace(items=tuple(item._replace(axes=False) for item in task.items))
+            )
+        ]
+
+
+def test_an_adapter_that_answers_right_conforms(tmp_path: Path) -> None:
+    results = run_fake(tmp_path, "answer(case)")
+    assert [r.status for r in results] == ["conforms"] * 3
+    assert {r.item.implementation for r in results} == {"fake 1"}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        ("if number == 2: sys.exit('out of memory')\nanswer(case)", "crashed", "out of memory"),
+        ("if number == 2: import os; os.kill(os.getpid(), 9)\nanswer(case)", "crashed", "signal 9"),
+        ("if number == 2: time.sleep(600)\nanswer(case)", "timed out", "no answer within"),
+        ("if number == 2: print('Loading...', flush=True)\nanswer(case)", "broken", "Loading..."),
+        ("if number == 2: case['id'] = 'another'\nsay({'id': case['id'], 'runs': {}}) "
+         "if number == 2 else answer(case)", "broken", "'another'"),
+        ("if number == 2: say([1])\nanswer(case)", "broken", "JSON object"),
+        ("if number == 2: say({'id': case['id'], 'runs': 3}); continue\nanswer(case)",
+         "broken", "runs"),
+        ("if number == 2: say({'id': case['id'], 'skipped': 'no such option'}); continue\n"
+         "answer(case)", "skipped", "no such option"),
+        ("if number == 2: say({'id': case['id'], 'runs': {'torch-2.13': {'error': "
+         "{'type': 'ValueError', 'message': 'lr too large'}}}}); continue\nanswer(case)",
+         "rejected", "lr too large"),
+    ],
+    ids=["exit", "signal", "hang", "garbage", "wrong-id", "no-object", "no-runs", "skip", "reject"],
+)  # fmt: skip
+def test_what_goes_wrong_is_told_apart_and_the_rest_goes_on(
+    tmp_path: Path, body: str, status: str, said: str
+) -> None:
+    if "signal" in said and os.name == "nt":
+        pytest.skip("Windows has no signals")
+    results = run_fake(tmp_path, body, seconds=20.0 if status != "timed out" else 3.0)
+    assert [r.status for r in results] == ["conforms", status, "conforms"]
+    assert said in results[1].item.detail
+    tally = Tally()
+    for result in results:
+        tally.add(result)
+    assert tally.exit_code == (OK if status in ("skipped", "rejected") else BROKE)
+
+
+def test_an_adapter_that_always_fails_is_given_up(tmp_path: Path) -> None:
+    with pytest.raises(AdapterError, match="given up after 3 failures in a row"):
+        run_fake(tmp_path, "sys.exit(1)", cases=[*CASES, "nadam.torch.defaults.f64"])
+
+
+@pytest.mark.parametrize("hello", ["pass", "say({'hello': 3})", "import no_such_framework"])
+def test_an_adapter_that_does_not_say_hello_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hello: str
+) -> None:
+    monkeypatch.setattr(live, "HELLO_SECONDS", 2.0)
+    with pytest.raises(AdapterError):
+        run_fake(tmp_path, "say({'id': case['id'], 'runs': {}})", hello=hello)
+
+
+def test_stderr_is_never_judged(tmp_path: Path) -> None:
+    results = run_fake(tmp_path, "sys.stderr.write('loss: nan\\n' * 10**5)\nanswer(case)")
+    assert [r.status for r in results] == ["conforms"] * 3
+
+
+def test_a_wrong_answer_of_an_adapter_is_a_violation(tmp_path: Path) -> None:
+    body = """
+        run = recorded[case["id"]]["runs"]["torch-2.13"]
+        run["steps"]["2"]["param"] = run["steps"]["1"]["param"]
+        answer(case)
+    """
+    results = run_fake(tmp_path, body)
+    assert [r.status for r in results] == ["violation"] * 3
+
+
+def test_an_answer_where_a_rejection_is_recorded_is_stale(tmp_path: Path) -> None:
+    body = f"""
+        steps = {{str(t): {{"param": [p["bits"] for p in case["params"]]}} for t in case["record"]}}
+        say({{"id": case["id"], "runs": {{"torch-2.13": {{"dtypes": {{}}, "steps": steps}}}}}})
+        assert case["id"] == {REFUSED!r}
+    """
+    (result,) = run_fake(tmp_path, body, cases=[REFUSED])
+    assert result.item.stale == "is no longer rejected with RuntimeError"
+
+
+def test_a_framework_that_is_not_installed_is_usage(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = live.Implementation("no_such_framework", "torch_nadam.py", "nadam/torch-2.13.json")
+    monkeypatch.setitem(live.IMPLEMENTATIONS, "torch:NAdam", missing)
+    result = refopt("check", "torch:NAdam", "--select", SHARP)
+    assert result.exit_code == USAGE
+    assert "no_such_framework is not installed in" in result.stderr
+    assert "--python" in result.stderr
+
+
+@pytest.mark.torch
+def test_the_installed_torch_conforms_to_its_profiles() -> None:
+    result = refopt("check", "torch:NAdam", "--select", "nadam.torch.sharp-*.f64", "--json")
+    assert result.exit_code == OK, result.output
+    _, *runs, footer = (json.loads(text) for text in result.stdout.splitlines())
+    assert {x["run"] for x in runs} >= {
+        f"torch-2.13{x}" for x in ("", "-foreach", "-differentiable")
+    }
+    assert {x["status"] for x in runs} == {"conforms"}
+    assert footer["complete"] is True
+
+
+@pytest.mark.torch
+def test_the_float32_product_of_the_installed_torch_is_named() -> None:
+    select = ("--select", "nadam.torch.product-float32.f64")
+    result = refopt("check", "torch:NAdam", *select, "--profile", "documented", "--json")
+    assert result.exit_code == VIOLATED
+    _, *runs, _ = (json.loads(text) for text in result.stdout.splitlines())
+    for run in runs:
+        assert (run["status"], run["first"]["quantity"]) == ("violation", "product")
+    (loop,) = (x for x in runs if x["run"] == "torch-2.13")
+    assert "product=float32" in loop["named"]
+
+
+def test_time_for_a_case_is_counted_from_its_question(tmp_path: Path) -> None:
+    started = time.monotonic()
+    results = run_fake(tmp_path, "time.sleep(0.2)\nanswer(case)", seconds=30.0, cases=CASES[:1])
+    assert [r.status for r in results] == ["conforms"]
+    assert time.monotonic() - started < 30
