@@ -1,138 +1,202 @@
-"""The specification and the rule say the same, in both directions, and the text is fresh."""
+"""The specifications and the rules say the same, in both directions, and the texts are fresh."""
 
 import ast
 import inspect
 import re
 from collections import Counter
+from itertools import product
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from refopt.errors import CaseError
 from refopt.oracle import spec
-from refopt.rules import nadam
+from refopt.rules import average, clip, schedules
 
 ROOT = Path(__file__).parent.parent
-SPEC = spec.load("nadam")
-RULE = inspect.getsource(nadam)
-CLAUSE = re.compile(r"\bNAD-\d+(?:\.\d+[a-z]?)?")
 KINDS = {"FORMULA", "ORDER", "INIT", "DEFAULT", "SCHEDULE", "STATE", "ERROR", "AXIS"}
-EVERY = [(axis, name) for axis, options in nadam.AXES.items() for name in options]
-CLAUSES = {clause["id"]: clause for clause in SPEC["clauses"]}
-ALTERNATIVES = {
-    alternative["clause"]: (axis, name)
-    for axis, data in SPEC["axes"].items()
-    for name, alternative in data["alternatives"].items()
+NUMERIC = {"FORMULA", "INIT", "SCHEDULE", "AXIS"}
+
+BESIDE = {"nadam": [], "rmsprop": [clip, average, schedules]}
+"""What a rule calls: its formulas are clauses of the same specification."""
+
+RULE_SECTIONS = {"nadam": range(2, 13), "rmsprop": range(2, 11)}
+"""The sections that a rule has to meet as a whole; the later ones are the object's."""
+
+NO_EQUATION = {
+    "nadam": {"start", "counter"},
+    "rmsprop": {"start", "counter", "missing", "clip", "average_start", "average"},
 }
+"""Axes whose differences lie in no equation of a step."""
+
+ELSEWHERE = {("rmsprop", "given", "zero-epsilon")}
+"""Alternatives that differ where a hyperparameter has another value than in the equations."""
 
 
-def defined(value: Any) -> str:
-    """The lines of the rule that define one of its functions or records."""
-    (name,) = {name for name, other in vars(nadam).items() if other is value}
-    for node in ast.parse(RULE).body:
-        match node:
-            case ast.FunctionDef(name=found) | ast.Assign(targets=[ast.Name(id=found)]):
-                if found == name:
-                    return "\n".join(RULE.splitlines()[node.lineno - 1 : node.end_lineno])
-    raise AssertionError(name)
+class Specified:
+    """A specification beside its rule."""
+
+    def __init__(self, optimizer: str) -> None:
+        self.optimizer = optimizer
+        self.data = spec.load(optimizer)
+        self.rule: ModuleType = spec.SPECS[optimizer]
+        self.clauses = {clause["id"]: clause for clause in self.data["clauses"]}
+        self.alternatives = {
+            alternative["clause"]: (axis, name)
+            for axis, data in self.data["axes"].items()
+            for name, alternative in data["alternatives"].items()
+        }
+        self.known = {*self.data["sections"], *self.clauses, *self.alternatives}
+        self.path = ROOT / "spec" / f"{optimizer}.md"
+
+    def cited(self, text: str) -> list[str]:
+        """The clauses of this specification that a text names, in order."""
+        return re.findall(rf"\b{self.data['prefix']}-\d+(?:\.\d+[a-z]?)?", text)
+
+    def text(self) -> str:
+        return self.path.read_text(encoding="utf-8")
+
+    def defined(self, value: Any) -> str:
+        """The lines of the rule that define one of its functions or records."""
+        (name,) = {name for name, other in vars(self.rule).items() if other is value}
+        source = inspect.getsource(self.rule)
+        for node in ast.parse(source).body:
+            match node:
+                case ast.FunctionDef(name=found) | ast.Assign(targets=[ast.Name(id=found)]):
+                    if found == name:
+                        return "\n".join(source.splitlines()[node.lineno - 1 : node.end_lineno])
+        raise AssertionError(name)
+
+
+EACH = {optimizer: Specified(optimizer) for optimizer in spec.SPECS}
+each = pytest.mark.parametrize("s", EACH.values(), ids=EACH)
+every = pytest.mark.parametrize(
+    ("s", "axis", "name"),
+    [
+        pytest.param(s, axis, name, id=f"{optimizer}-{axis}-{name}")
+        for optimizer, s in EACH.items()
+        for axis, options in s.rule.AXES.items()
+        for name in options
+    ],
+)
+
+
+def test_every_optimizer_with_a_text_is_tested() -> None:
+    texts = {path.stem for path in (ROOT / "spec").glob("*.toml")}
+    assert texts == EACH.keys() == BESIDE.keys() == RULE_SECTIONS.keys() == NO_EQUATION.keys()
+    assert spec.RULES.keys() <= spec.SPECS.keys()
 
 
 # -- clauses --------------------------------------------------------------------------------------
-def test_clauses_have_one_id_a_kind_and_one_sentence() -> None:
-    assert len(CLAUSES) == len(SPEC["clauses"])
-    assert len(ALTERNATIVES) == len(EVERY)
-    assert CLAUSES.keys().isdisjoint(ALTERNATIVES)
-    for id_, clause in CLAUSES.items():
+@each
+def test_clauses_have_one_id_a_kind_and_one_sentence(s: Specified) -> None:
+    assert len(s.clauses) == len(s.data["clauses"])
+    assert len(s.alternatives) == sum(map(len, s.rule.AXES.values()))
+    assert s.clauses.keys().isdisjoint(s.alternatives)
+    for id_, clause in s.clauses.items():
         assert clause.keys() == {"id", "kind", "text"}
         assert clause["kind"] in KINDS
-        assert id_.rpartition(".")[0] in SPEC["sections"]
+        assert id_.rpartition(".")[0] in s.data["sections"]
         assert clause["text"].endswith(".")
         assert ". " not in clause["text"]
 
 
-def test_clauses_stand_in_order_and_without_gaps() -> None:
-    counts = Counter(id_.rpartition(".")[0] for id_ in CLAUSES)
-    assert list(SPEC["sections"]) == [f"NAD-{i}" for i in range(1, len(SPEC["sections"]) + 1)]
-    assert sorted(CLAUSES, key=lambda id_: [int(n) for n in re.findall(r"\d+", id_)]) == [
-        f"{section}.{i}" for section in SPEC["sections"] for i in range(1, counts[section] + 1)
+@each
+def test_clauses_stand_in_order_and_without_gaps(s: Specified) -> None:
+    prefix, sections = s.data["prefix"], s.data["sections"]
+    counts = Counter(id_.rpartition(".")[0] for id_ in s.clauses)
+    assert list(sections) == [f"{prefix}-{i}" for i in range(1, len(sections) + 1)]
+    assert sorted(s.clauses, key=lambda id_: [int(n) for n in re.findall(r"\d+", id_)]) == [
+        f"{section}.{i}" for section in sections for i in range(1, counts[section] + 1)
     ]
 
 
-def test_every_clause_that_the_code_cites_exists() -> None:
-    known = {*SPEC["sections"], *CLAUSES, *ALTERNATIVES}
+@each
+def test_every_clause_that_the_code_cites_exists(s: Specified) -> None:
     cited = {
         (file.name, id_)
         for file in (ROOT / "refopt").rglob("*.py")
-        for id_ in CLAUSE.findall(file.read_text(encoding="utf-8"))
+        for id_ in s.cited(file.read_text(encoding="utf-8"))
     }
     assert cited
-    assert {(file, id_) for file, id_ in cited if id_ not in known} == set()
+    assert {(file, id_) for file, id_ in cited if id_ not in s.known} == set()
 
 
-def test_the_rule_cites_every_clause_that_it_has_to_meet() -> None:
-    cited = set(CLAUSE.findall(RULE))
-    assert set(ALTERNATIVES) - cited == set()
-    cited |= {id_.rstrip("abcdefg") for id_ in cited}
+@each
+def test_the_rule_cites_every_clause_that_it_has_to_meet(s: Specified) -> None:
+    modules = [s.rule, *BESIDE[s.optimizer]]
+    cited = {id_ for module in modules for id_ in s.cited(inspect.getsource(module))}
+    assert set(s.alternatives) - cited == set()
+    cited |= {re.sub("[a-z]$", "", id_) for id_ in cited}
     mathematics = {
         id_
-        for id_, clause in CLAUSES.items()
-        if clause["kind"] in {"FORMULA", "INIT", "SCHEDULE", "AXIS"}
-        or int(id_.split("-")[1].split(".")[0]) in range(2, 13)
+        for id_, clause in s.clauses.items()
+        if clause["kind"] in NUMERIC
+        or int(id_.split("-")[1].split(".")[0]) in RULE_SECTIONS[s.optimizer]
     }
     assert mathematics - cited == set()
 
 
 # -- axes -----------------------------------------------------------------------------------------
-def test_axes_and_alternatives_are_those_of_the_rule() -> None:
-    stated = {axis: set(data["alternatives"]) for axis, data in SPEC["axes"].items()}
-    assert stated == {axis: set(options) for axis, options in nadam.AXES.items()}
-    assert set(stated) == set(nadam.Choices._fields)
+@each
+def test_axes_and_alternatives_are_those_of_the_rule(s: Specified) -> None:
+    stated = {axis: set(data["alternatives"]) for axis, data in s.data["axes"].items()}
+    assert stated == {axis: set(options) for axis, options in s.rule.AXES.items()}
+    assert set(stated) == set(s.rule.Choices._fields)
 
 
-def test_alternatives_equal_over_the_reals_are_those_of_the_rule() -> None:
+@each
+def test_alternatives_equal_over_the_reals_are_those_of_the_rule(s: Specified) -> None:
     stated = {
         axis: {frozenset(group) for group in data["equal"]}
-        for axis, data in SPEC["axes"].items()
+        for axis, data in s.data["axes"].items()
         if "equal" in data
     }
-    assert stated == {axis: set(groups) for axis, groups in nadam.SAME_EXACTLY.items()}
+    assert stated == {axis: set(groups) for axis, groups in s.rule.SAME_EXACTLY.items()}
 
 
-@pytest.mark.parametrize(("axis", "name"), EVERY)
-def test_an_alternative_is_defined_under_its_own_clause(axis: str, name: str) -> None:
-    data = SPEC["axes"][axis]
+@every
+def test_an_alternative_is_defined_under_its_own_clause(s: Specified, axis: str, name: str) -> None:
+    data = s.data["axes"][axis]
     alternative = data["alternatives"][name]
     assert alternative.keys() - {"link"} == {"clause", "text", "found"}
-    assert data["clause"] in CLAUSES
+    assert data["clause"] in s.clauses
     assert re.fullmatch(re.escape(data["clause"]) + "[a-z]", alternative["clause"])
-    assert CLAUSE.findall(defined(nadam.AXES[axis][name])) == [alternative["clause"]]
+    assert s.cited(s.defined(s.rule.AXES[axis][name])) == [alternative["clause"]]
 
 
-@pytest.mark.parametrize(("axis", "name"), EVERY)
-def test_alternatives_part_in_an_equation_or_not_over_the_reals(axis: str, name: str) -> None:
-    documented = nadam.Choices()
-    if nadam.AXES[axis][name] is getattr(documented, axis):
-        assert spec.changed("nadam", **{axis: name}) == {}
-    elif axis not in {"start", "counter"}:  # these appear in no equation of a step
-        same = any(name in group for group in nadam.SAME_EXACTLY.get(axis, ()))
-        assert spec.changed("nadam", **{axis: name}) != {} or same
+@every
+def test_alternatives_part_in_an_equation_or_not_over_the_reals(
+    s: Specified, axis: str, name: str
+) -> None:
+    lines = spec.shown(s.optimizer, axis, name)
+    if s.rule.AXES[axis][name] is getattr(s.rule.Choices(), axis):
+        assert lines == {}
+    elif axis in NO_EQUATION[s.optimizer] or (s.optimizer, axis, name) in ELSEWHERE:
+        assert lines == {}  # or it belongs no more into that list
+    else:
+        same = any(name in group for group in s.rule.SAME_EXACTLY.get(axis, ()))
+        assert lines != {} or same
 
 
 # -- hyperparameters and profiles -----------------------------------------------------------------
-def test_hyperparameters_and_defaults_are_those_of_the_rule() -> None:
-    stated = {name: h["default"] for name, h in SPEC["hyperparameters"].items()}
-    stated |= {name: constant["value"] for name, constant in SPEC["constants"].items()}
-    assert stated == nadam.Hyper()._asdict()
-    for name, h in {**SPEC["hyperparameters"], **SPEC["constants"]}.items():
-        assert h["clause"] in CLAUSES
-        assert h["symbol"] == SPEC["inputs"][f"hyper.{name}"]
+@each
+def test_hyperparameters_and_defaults_are_those_of_the_rule(s: Specified) -> None:
+    stated = {name: h.get("default") for name, h in s.data["hyperparameters"].items()}
+    stated |= {name: constant["value"] for name, constant in s.data["constants"].items()}
+    assert stated == s.rule.Hyper()._asdict()
+    for name, h in {**s.data["hyperparameters"], **s.data["constants"]}.items():
+        assert h["clause"] in s.clauses
+        assert h["symbol"] == s.data["inputs"][f"hyper.{name}"]
 
 
-def test_profiles_are_those_of_the_rule() -> None:
-    constants = {name: constant["value"] for name, constant in SPEC["constants"].items()}
-    documented = SPEC["profiles"]["documented"]["choices"]
-    assert set(documented) == set(nadam.AXES)
+@each
+def test_profiles_are_those_of_the_rule(s: Specified) -> None:
+    constants = {name: constant["value"] for name, constant in s.data["constants"].items()}
+    documented = s.data["profiles"]["documented"]["choices"]
+    assert set(documented) == set(s.rule.AXES)
     stated = {
         name: (
             {**documented, **profile["choices"]},
@@ -140,89 +204,140 @@ def test_profiles_are_those_of_the_rule() -> None:
             profile["half"],
             profile["source"],
         )
-        for name, profile in SPEC["profiles"].items()
+        for name, profile in s.data["profiles"].items()
     }
     coded = {
         name: (
             {
                 axis: next(
                     alternative
-                    for alternative, function in nadam.AXES[axis].items()
+                    for alternative, function in s.rule.AXES[axis].items()
                     if function is chosen
                 )
                 for axis, chosen in profile.choices._asdict().items()
             },
-            profile.hyper._asdict(),
+            {field: x for field, x in profile.hyper._asdict().items() if x is not None},
             profile.half,
             profile.source,
         )
-        for name, profile in nadam.PROFILES.items()
+        for name, profile in s.rule.PROFILES.items()
     }
     assert stated == coded
     assert list(stated) == list(coded)
 
 
-def test_profiles_state_only_what_they_change() -> None:
-    documented = SPEC["profiles"]["documented"]["choices"]
-    for name, profile in SPEC["profiles"].items():
+@each
+def test_profiles_state_only_what_they_change(s: Specified) -> None:
+    documented = s.data["profiles"]["documented"]["choices"]
+    for name, profile in s.data["profiles"].items():
         if name != "documented":
             assert profile["choices"].items().isdisjoint(documented.items()), name
 
 
 # -- equations ------------------------------------------------------------------------------------
-@pytest.mark.parametrize("decay", ["none", "coupled", "decoupled"])
-def test_the_equations_of_the_page_are_those_of_the_rule(decay: str) -> None:
-    page = {line["latex"] for line in SPEC["equations"] if line.get("decay", decay) == decay}
-    lines = spec.equations("nadam", nadam.Choices(decay=nadam.AXES["decay"][decay]))
+def forms(s: Specified) -> list[dict[str, str]]:
+    """Every combination of the alternatives under which the page has an equation."""
+    used: dict[str, dict[str, None]] = {}
+    for line in s.data["equations"]:
+        for axis in line.keys() - {"latex"}:
+            used.setdefault(axis, {})[line[axis]] = None
+    return [dict(zip(used, names, strict=True)) for names in product(*used.values())]
+
+
+@pytest.mark.parametrize(
+    ("s", "form"),
+    [
+        pytest.param(s, form, id="-".join([optimizer, *form.values()]))
+        for optimizer, s in EACH.items()
+        for form in forms(s)
+    ],
+)
+def test_the_equations_of_the_page_are_those_of_the_rule(
+    s: Specified, form: dict[str, str]
+) -> None:
+    page = {
+        line["latex"]
+        for line in s.data["equations"]
+        if line.items() <= {**form, "latex": line["latex"]}.items()
+    }
+    choices = {axis: s.rule.AXES[axis][name] for axis, name in form.items()}
+    lines = spec.equations(s.optimizer, s.rule.Choices(**choices))
     assert {f"{left} = {right}" for left, right in lines.items()} == page
 
 
-def test_every_equation_of_the_page_is_used() -> None:
-    assert {line.get("decay", "none") for line in SPEC["equations"]} <= set(nadam.AXES["decay"])
-    assert len({tuple(line.items()) for line in SPEC["equations"]}) == len(SPEC["equations"])
+@each
+def test_the_equations_of_the_page_are_written_once(s: Specified) -> None:
+    lines = [tuple(sorted(line.items())) for line in s.data["equations"]]
+    assert len(set(lines)) == len(lines)
+    assert len(forms(s)) > 1
 
 
-def test_names_with_a_symbol_are_fields_of_the_rule() -> None:
+@pytest.mark.parametrize(
+    ("s", "entry"),
+    [
+        pytest.param(s, entry, id=entry["title"])
+        for s in EACH.values()
+        for entry in s.data.get("functions", ())
+    ],
+)
+def test_the_functions_beside_a_rule_are_the_documented_ones(
+    s: Specified, entry: dict[str, Any]
+) -> None:
+    assert spec.function(entry) == entry["latex"]
+    module, name = entry["function"].split(".")
+    function = next(vars(m)[name] for m in BESIDE[s.optimizer] if m.__name__.endswith(module))
+    assert entry["clause"] in s.cited(inspect.getsource(function))
+
+
+@each
+def test_names_with_a_symbol_are_fields_of_the_rule(s: Specified) -> None:
     records = {
-        "state": nadam.State,
-        "clock": nadam.Clock,
-        "next": nadam.Clock,
-        "hyper": nadam.Hyper,
-        "scalars": nadam.Scalars,
-        "quantities": nadam.Quantities,
+        "state": s.rule.State,
+        "clock": s.rule.Clock,
+        "next": s.rule.Clock,
+        "hyper": s.rule.Hyper,
+        "scalars": s.rule.Scalars,
+        "quantities": s.rule.Quantities,
     }
     names = {f"{label}.{f}" for label, record in records.items() for f in record._fields}
-    assert {*SPEC["inputs"], *SPEC["quantities"]} <= names | {"param", "grad", "decayed.p"}
+    names |= {"param", "grad", "rows", "decayed.p"}
+    assert {*s.data["inputs"], *s.data["quantities"]} <= names
 
 
 # -- text -----------------------------------------------------------------------------------------
-def text() -> str:
-    return (ROOT / "spec" / "nadam.md").read_text(encoding="utf-8")
+@each
+def test_the_generated_parts_of_the_text_are_fresh(s: Specified) -> None:
+    stale = spec.render(s.optimizer, s.text()) != s.text()
+    assert not stale, f"{s.path.name} is stale: run python -m refopt.oracle.spec"
 
 
-def test_the_generated_parts_of_the_text_are_fresh() -> None:
-    stale = spec.render("nadam", text()) != text()
-    assert not stale, "spec/nadam.md is stale: run python -m refopt.oracle.spec"
+@pytest.mark.parametrize(
+    ("s", "part"),
+    [
+        pytest.param(s, part, id=f"{optimizer}-{part}")
+        for optimizer, s in EACH.items()
+        for part in spec.parts_of(optimizer)
+    ],
+)
+def test_a_stale_part_is_found_and_renewed(s: Specified, part: str) -> None:
+    marker = f"<!-- generated: {part} -->"
+    stale = s.text().replace(marker, f"{marker}\nstale")
+    assert stale != s.text()
+    assert spec.render(s.optimizer, stale) == s.text()
 
 
-@pytest.mark.parametrize("name", spec.PARTS)
-def test_a_stale_part_is_found_and_renewed(name: str) -> None:
-    marker = f"<!-- generated: {name} -->"
-    stale = text().replace(marker, f"{marker}\nstale")
-    assert stale != text()
-    assert spec.render("nadam", stale) == text()
+@each
+def test_a_marker_without_a_part_is_refused(s: Specified) -> None:
+    with pytest.raises(CaseError, match=rf"{s.optimizer}\.md: the markers must be .*'plots'"):
+        spec.render(s.optimizer, s.text() + "\n<!-- generated: plots -->\n<!-- end -->\n")
 
 
-def test_a_marker_without_a_part_is_refused() -> None:
-    with pytest.raises(CaseError, match=r"nadam\.md: the markers must be .*'plots'"):
-        spec.render("nadam", text() + "\n<!-- generated: plots -->\n<!-- end -->\n")
+@each
+def test_a_part_without_a_marker_is_refused(s: Specified) -> None:
+    with pytest.raises(CaseError, match=rf"{s.optimizer}\.md: the markers must be"):
+        spec.render(s.optimizer, s.text().replace("<!-- generated: axes -->", ""))
 
 
-def test_a_part_without_a_marker_is_refused() -> None:
-    with pytest.raises(CaseError, match=r"nadam\.md: the markers must be"):
-        spec.render("nadam", text().replace("<!-- generated: axes -->", ""))
-
-
-def test_every_clause_that_the_text_cites_exists() -> None:
-    known = {*SPEC["sections"], *CLAUSES, *ALTERNATIVES}
-    assert set(CLAUSE.findall(text())) - known == set()
+@each
+def test_every_clause_that_the_text_cites_exists(s: Specified) -> None:
+    assert set(s.cited(s.text())) - s.known == set()

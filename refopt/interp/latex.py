@@ -6,6 +6,7 @@ them are evaluated from the left.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from refopt.interp.trace import Node, lift
@@ -18,6 +19,14 @@ ROUNDED = {
     "num.float32": r"\mathrm{fl}_{32}",
     "num.float64": r"\mathrm{fl}_{64}",
     "num.native": r"\mathrm{fl}",
+}
+FUNCTIONS = {
+    "maximum": r"\max",
+    "minimum": r"\min",
+    "num.cos": r"\cos",
+    "num.log": r"\log",
+    "scatter": r"\mathrm{scatter}",
+    "rows": r"\mathrm{rows}",
 }
 BIG_OPERATORS = (r"\prod", r"\sum")
 
@@ -81,10 +90,19 @@ def _write(node: Node, names: Mapping[str, str]) -> tuple[str, int]:
             return rf"\sqrt{{{latex(x, names)}}}", ATOM
         case "pow", (x, y):
             return f"{at_least(ATOM, x)}^{{{latex(y, names)}}}", POWER
+        case "sum", (x,):
+            return rf"\sum {at_least(PRODUCT, x)}", BIG
+        case "num.floor", (x,):
+            return rf"\left\lfloor {latex(x, names)} \right\rfloor", ATOM
+        case "num.ceil", (x,):
+            return rf"\left\lceil {latex(x, names)} \right\rceil", ATOM
         case "lerp", (start, end, weight):
             return _write(start + weight * (end - start), names)
         case op, (x,) if op in ROUNDED:
             return rf"{ROUNDED[op]}\left({latex(x, names)}\right)", ATOM
+        case ("scatter", (*xs, _, _)) | ("rows", (*xs, _, _)) | (_, xs) if node.op in FUNCTIONS:
+            operands = ", ".join(latex(x, names) for x in xs)  # a power would seem to be theirs
+            return rf"{FUNCTIONS[node.op]}\left({operands}\right)", POWER
     message = f"op must be an operation of a trace, got {node.op!r}"
     raise ValueError(message)
 
@@ -111,6 +129,8 @@ def _level(symbol: str) -> int:
 def _number(x: float) -> tuple[str, int]:
     if x < 0:
         return f"-{_number(-x)[0]}", SUM
+    if x == math.pi:
+        return r"\pi", ATOM
     if x == 0.5:
         return r"\frac{1}{2}", FRACTION
     digits, _, exponent = f"{x!r}".partition("e")

@@ -6,6 +6,7 @@ that the rule used twice is the same object twice. Printers, evaluators and comp
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,13 @@ from typing import Any
 
 CASTS = frozenset({"num.float32", "num.float64", "num.native"})
 """The roundings of a number system; the array operation "float32" is another."""
+FUNCTIONS: dict[str, Callable[[float], float]] = {
+    "num.floor": math.floor,
+    "num.ceil": math.ceil,
+    "num.cos": math.cos,
+    "num.log": math.log,
+}
+"""Functions of a number system."""
 
 
 def _lerp(start: Any, end: Any, weight: Any) -> Any:
@@ -33,8 +41,13 @@ EXAMPLE: dict[str, Callable[..., Any]] = {
     **ARITHMETIC,
     "sqrt": lambda x: x**0.5,
     "lerp": _lerp,
+    "sum": float,
+    "maximum": max,
+    "minimum": min,
+    **FUNCTIONS,
     **dict.fromkeys({*CASTS, "float32"}, float),
 }
+"""Operations by example; a scattered or selected row has none."""
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
@@ -44,10 +57,11 @@ class Node:
     Attributes
     ----------
     op
-        "const", "name", a key of `ARITHMETIC`, an operation of a namespace ("sqrt", "float32",
-        "lerp" of start, end and weight), or one of `CASTS`.
+        "const", "name", a key of `ARITHMETIC`, one of `CASTS` or `FUNCTIONS`, or an operation of a
+        namespace with its arguments: "sqrt", "float32", "lerp", "sum", "maximum", "minimum",
+        "scatter", "rows".
     args
-        The constant; the name; or the operands, which are nodes.
+        The constant, a number or the indices of rows; the name; or the operands, which are nodes.
     value
         An example of its value, which decides the branches that a rule takes on numbers. None
         where it is unknown.
@@ -132,10 +146,10 @@ def apply(op: str, *args: Any) -> Node:
     """The node of an operation on nodes and numbers."""
     nodes = tuple(lift(x) for x in args)
     value = None
-    if all(node.value is not None for node in nodes):
+    if op in EXAMPLE and all(node.value is not None for node in nodes):
         try:
             value = EXAMPLE[op](*(node.value for node in nodes))
-        except ArithmeticError:  # no example, for instance of 1/0: only a comparison would need it
+        except (ArithmeticError, ValueError):  # 1/0 or log(0): only a comparison would need it
             value = None
     return Node(op, nodes, value)
 
@@ -155,6 +169,21 @@ class _Arrays:
     def float32(self, x: Any, /) -> Node:
         return apply("float32", x)
 
+    def sum(self, x: Any, /) -> Node:
+        return apply("sum", x)
+
+    def maximum(self, x: Any, y: Any, /) -> Node:
+        return apply("maximum", x, y)
+
+    def minimum(self, x: Any, y: Any, /) -> Node:
+        return apply("minimum", x, y)
+
+    def scatter(self, values: Any, indices: tuple[int, ...], like: Any, /) -> Node:
+        return apply("scatter", values, indices, like)
+
+    def rows(self, new: Any, old: Any, indices: tuple[int, ...], size: int, /) -> Node:
+        return apply("rows", new, old, indices, size)
+
 
 class _Numbers:
     """The number system of symbols; roundings that are not in `casts` leave no trace."""
@@ -173,6 +202,18 @@ class _Numbers:
 
     def native(self, x: Any, /) -> Node:
         return self._cast("num.native", x)
+
+    def floor(self, x: Any, /) -> Node:
+        return apply("num.floor", x)
+
+    def ceil(self, x: Any, /) -> Node:
+        return apply("num.ceil", x)
+
+    def cos(self, x: Any, /) -> Node:
+        return apply("num.cos", x)
+
+    def log(self, x: Any, /) -> Node:
+        return apply("num.log", x)
 
     def of(self, param: Any, /) -> _Numbers:
         return self
@@ -194,8 +235,8 @@ def symbols(record: Any, label: str, examples: Any = None) -> Any:
 
 
 def fields(record: Any, label: str) -> dict[str, Node]:
-    """The fields of a NamedTuple of nodes by their names "label.field"."""
-    return {f"{label}.{f}": lift(x) for f, x in record._asdict().items()}
+    """The fields of a NamedTuple of nodes by their names "label.field"; None has none."""
+    return {f"{label}.{f}": lift(x) for f, x in record._asdict().items() if x is not None}
 
 
 def replace(node: Node, rule: Callable[[Node], Node | None]) -> Node:
@@ -240,7 +281,7 @@ def evaluate(node: Node, names: Mapping[str, Any], *, xp: Any, num: Any) -> Any:
     names
         The value of every name in it.
     xp, num
-        Where `sqrt`, `lerp` and the casts come from: a Namespace and Numbers, as a rule takes them.
+        Where all but arithmetic comes from: a Namespace and Numbers, as a rule takes them.
 
     Raises
     ------
@@ -255,10 +296,9 @@ def evaluate(node: Node, names: Mapping[str, Any], *, xp: Any, num: Any) -> Any:
         if node.op == "name":
             return names[node.args[0]]
         if id(node) not in done:
-            function = (
-                ARITHMETIC.get(node.op)
-                or (node.op in CASTS and getattr(num, node.op.removeprefix("num.")))
-                or getattr(xp, node.op)
+            of_numbers = node.op.startswith("num.")
+            function = ARITHMETIC.get(node.op) or getattr(
+                num if of_numbers else xp, node.op.removeprefix("num.")
             )
             done[id(node)] = function(*map(walk, node.args))
         return done[id(node)]

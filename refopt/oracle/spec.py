@@ -7,19 +7,24 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from refopt.errors import CaseError
 from refopt.interp import trace
 from refopt.interp.latex import aligned, latex
-from refopt.rules import nadam
+from refopt.rules import nadam, rmsprop
 
+SPECS: dict[str, Any] = {"nadam": nadam, "rmsprop": rmsprop}
+"""Every rule with a specification."""
 RULES: dict[str, Any] = {"nadam": nadam}
+"""The rules that the suite judges."""
 
 
 def root() -> Path:
@@ -42,39 +47,49 @@ def load(optimizer: str) -> dict[str, Any]:
     return spec
 
 
-def equations(optimizer: str, choices: Any) -> dict[str, str]:
+def equations(optimizer: str, choices: Any, *, sparse: bool = False) -> dict[str, str]:
     """The equations of a step, from the rule: left side to right side, both LaTeX.
 
     Every quantity with a symbol of its own is one line; what has none is written out in place.
+    `sparse`: the gradient is given by rows.
     """
-    rule, spec = RULES[optimizer], load(optimizer)
-    num = trace.FORMULA_NUMBERS
-    given = trace.symbols(rule.Hyper, "hyper", rule.Hyper())
-    before = []  # the parameter between decay and move is no quantity that a step returns
+    rule, spec = SPECS[optimizer], load(optimizer)
+    xp, num = trace.NAMESPACE, trace.FORMULA_NUMBERS
+    param, grad = trace.name("param"), trace.name("grad")
+    hyper = trace.symbols(rule.Hyper, "hyper", rule.Hyper(**spec.get("examples", {})))
+    started, _ = rule.init(param, choices, xp=xp, num=num)
+    state = rule.State(
+        *(None if x is None else trace.name(f"state.{f}") for f, x in started._asdict().items())
+    )
+    decayed = []  # the parameter between decay and move is no quantity that a step returns
+    before = getattr(choices.decay, "before", choices.decay)
 
     def watched(*args: Any) -> Any:
-        before.append(choices.decay.before(*args))
-        return before[-1]
+        decayed.append(before(*args))
+        return decayed[-1]
 
-    scalars, clock = rule.tick(trace.symbols(rule.Clock, "clock"), given, choices, num=num)
+    decay = watched if callable(choices.decay) else choices.decay._replace(before=watched)
+    scalars, clock = rule.tick(trace.symbols(rule.Clock, "clock"), hyper, choices, num=num)
     quantities, _ = rule.step(
-        trace.name("param"),
-        trace.name("grad"),
-        trace.symbols(rule.State, "state"),
+        param,
+        rule.Rows(trace.name("rows"), (0,), 1) if sparse else grad,
+        state,
         scalars,
-        rule.settle(given, choices, num=num),
-        choices._replace(decay=choices.decay._replace(before=watched)),
-        xp=trace.NAMESPACE,
+        rule.settle(hyper, choices, num=num),
+        choices._replace(decay=decay),
+        xp=xp,
     )
     results = {
         **trace.fields(clock, "next"),
         **trace.fields(scalars, "scalars"),
-        "decayed.p": before[0][0],
+        "decayed.p": decayed[0][0],
         **trace.fields(quantities, "quantities"),
     }
+    if results["decayed.p"] is param and "param" not in spec["renamed"]:
+        del results["decayed.p"]
     symbols = {**spec["inputs"], **spec["quantities"]}
     named = {name: results[name] for name in symbols if name in results}
-    definitions = trace.define(named, renamed={"param", "grad"})
+    definitions = trace.define(named, renamed=spec["renamed"])
     symbols |= spec["abbreviations"]
 
     def abbreviated(node: trace.Node) -> trace.Node | None:
@@ -83,16 +98,59 @@ def equations(optimizer: str, choices: Any) -> dict[str, str]:
     return {
         symbol: latex(trace.replace(definitions[name], abbreviated), symbols)
         for name, symbol in spec["quantities"].items()
+        if name in definitions
     }
 
 
-def changed(optimizer: str, **alternatives: str) -> dict[str, str]:
-    """The equations that differ from the documented ones where axes take other alternatives."""
-    rule = RULES[optimizer]
-    other = {axis: rule.AXES[axis][name] for axis, name in alternatives.items()}
-    plain = equations(optimizer, rule.Choices())
-    lines = equations(optimizer, rule.Choices(**other))
-    return {left: right for left, right in lines.items() if plain[left] != right}
+def changed(
+    optimizer: str,
+    alternatives: Mapping[str, str],
+    *,
+    within: Mapping[str, str] | None = None,
+    sparse: bool = False,
+) -> dict[str, str]:
+    """The equations that differ where axes take other alternatives.
+
+    `within`: alternatives that both sides take; the other axes are those of `Choices()`.
+    """
+    rule = SPECS[optimizer]
+
+    def lines(named: Mapping[str, str]) -> dict[str, str]:
+        choices = {axis: rule.AXES[axis][name] for axis, name in named.items()}
+        return equations(optimizer, rule.Choices(**choices), sparse=sparse)
+
+    plain = lines(within or {})
+    other = lines({**(within or {}), **alternatives})
+    return {left: right for left, right in other.items() if plain.get(left) != right}
+
+
+def function(data: Mapping[str, Any]) -> str:
+    """The equation of a function beside a rule, from its code (an entry of `functions`).
+
+    An argument is LaTeX, a constant, or a table of LaTeX and the example that decides branches.
+    """
+    module, _, name = data["function"].partition(".")
+    call = getattr(import_module(f"refopt.rules.{module}"), name)
+    arguments: dict[str, Any] = {"xp": trace.NAMESPACE, "num": trace.FORMULA_NUMBERS}
+    arguments["real"] = trace.FORMULA_NUMBERS
+    symbols = {}
+    for argument, value in data["arguments"].items():
+        text, example = (
+            (value["latex"], value["example"]) if isinstance(value, dict) else (value, None)
+        )
+        arguments[argument] = trace.name(argument, example) if isinstance(text, str) else text
+        symbols[argument] = text
+    if "grads" in arguments:
+        arguments["grads"] = [arguments["grads"]]
+    taken = inspect.signature(call).parameters
+    result = call(**{argument: x for argument, x in arguments.items() if argument in taken})
+    node = result[0] if isinstance(result, list) else result
+    return f"{data['left']} = {latex(node, symbols)}"
+
+
+def parts_of(optimizer: str) -> list[str]:
+    """The names of the generated parts of a text."""
+    return [name for name in PARTS if name != "functions" or "functions" in load(optimizer)]
 
 
 def render(optimizer: str, text: str) -> str:
@@ -103,7 +161,7 @@ def render(optimizer: str, text: str) -> str:
     CaseError
         A marker names no part, or a part has no marker.
     """
-    parts = {name: "\n".join(make(optimizer)) for name, make in PARTS.items()}
+    parts = {name: "\n".join(PARTS[name](optimizer)) for name in parts_of(optimizer)}
     found = re.findall(r"<!-- generated: (\w+) -->", text)
     if sorted(found) != sorted(parts):
         msg = f"{optimizer}.md: the markers must be {sorted(parts)}, each once, got {sorted(found)}"
@@ -121,13 +179,15 @@ def _block(lines: dict[str, str]) -> str:
 
 
 def _equations(optimizer: str) -> Iterator[str]:
-    yield _block(equations(optimizer, RULES[optimizer].Choices()))
-    for when, alternative in (
-        ("With coupled weight decay", {"decay": "coupled"}),
-        ("With decoupled weight decay", {"decay": "decoupled"}),
-        ("To maximise", {"objective": "maximize"}),
-    ):
-        yield f"\n{when}:\n\n{_block(changed(optimizer, **alternative))}"
+    yield _block(equations(optimizer, SPECS[optimizer].Choices()))
+    for block in load(optimizer)["blocks"]:
+        yield f"\n{block['title']}:\n\n{_block(changed(optimizer, block['choices']))}"
+
+
+def _functions(optimizer: str) -> Iterator[str]:
+    for data in load(optimizer)["functions"]:
+        left, right = function(data).split(" = ", 1)
+        yield f"{data['clause']}. {data['title']}:\n\n{_block({left: right})}\n"
 
 
 def _symbols(optimizer: str) -> Iterator[str]:
@@ -147,9 +207,9 @@ def _hyperparameters(optimizer: str) -> Iterator[str]:
                 f"${h['symbol']}$",
                 h["clause"],
                 h["type"],
-                f"{h['default']:g}",
+                f"{h['default']:g}" if "default" in h else "None",
                 h["range"],
-                f"`{h['error']}`",
+                f"`{h['error']}`" if h["error"] else "—",
             )
             for h in load(optimizer)["hyperparameters"].values()
         ),
@@ -166,6 +226,13 @@ def _clauses(optimizer: str) -> Iterator[str]:
         yield ""
 
 
+def shown(optimizer: str, axis: str, name: str) -> dict[str, str]:
+    """The equations that an alternative changes, where its axis shows (`within`, `sparse`)."""
+    data = load(optimizer)["axes"][axis]
+    within, sparse = data.get("within", {}), data.get("sparse", False)
+    return changed(optimizer, {axis: name}, within=within, sparse=sparse)
+
+
 def _axes(optimizer: str) -> Iterator[str]:
     spec = load(optimizer)
     kinds = {clause["id"]: clause["kind"] for clause in spec["clauses"]}
@@ -174,7 +241,7 @@ def _axes(optimizer: str) -> Iterator[str]:
         rows = []
         for name, alternative in data["alternatives"].items():
             # where only dtypes differ, the formula is the same
-            lines = {} if kinds[data["clause"]] == "AXIS" else changed(optimizer, **{axis: name})
+            lines = {} if kinds[data["clause"]] == "AXIS" else shown(optimizer, axis, name)
             where = "; ".join(alternative["found"]) or "—"
             link = f" ([source]({alternative['link']}))" if "link" in alternative else ""
             rows.append(
@@ -194,7 +261,7 @@ def _axes(optimizer: str) -> Iterator[str]:
 
 def _profiles(optimizer: str) -> Iterator[str]:
     spec = load(optimizer)
-    plain = RULES[optimizer].Hyper()._asdict()
+    plain = SPECS[optimizer].Hyper()._asdict()
     rows = []
     for name, profile in spec["profiles"].items():
         hyper = [f"`{h}={x:g}`" for h, x in profile["hyper"].items() if x != plain[h]]
@@ -226,6 +293,7 @@ def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str
 
 PARTS = {
     "equations": _equations,
+    "functions": _functions,
     "symbols": _symbols,
     "hyperparameters": _hyperparameters,
     "clauses": _clauses,
@@ -236,7 +304,7 @@ PARTS = {
 
 def main() -> None:
     """Renew the generated parts of every specification."""
-    for optimizer in RULES:
+    for optimizer in SPECS:
         path = root() / f"{optimizer}.md"
         path.write_text(render(optimizer, path.read_text(encoding="utf-8")), encoding="utf-8")
 

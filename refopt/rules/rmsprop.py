@@ -449,7 +449,7 @@ def swapped_rho(h: Hyper) -> Hyper:  # RMS-1.13b
 
 
 def zero_epsilon(h: Hyper) -> Hyper:  # RMS-1.13e: legacy Keras reads 0 as its default
-    return h._replace(epsilon=h.epsilon or 1e-7)
+    return h._replace(epsilon=h.epsilon if h.epsilon != 0 else 1e-7)
 
 
 def torch_epsilon(h: Hyper) -> Hyper:  # RMS-1.13c
