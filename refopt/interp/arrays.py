@@ -26,7 +26,7 @@ from array_api_compat import (
 )
 
 from refopt.interp.formats import COMPLEX
-from refopt.interp.rounded import HALF, Rounded, carried, lift, plain, rounding_to
+from refopt.interp.rounded import HALF, Carried, Rounded, carried, lift, plain, rounding_to
 from refopt.typing import Number, Profile
 
 # -- namespace ------------------------------------------------------------------------------------
@@ -46,6 +46,66 @@ class ArrayNamespace:
         """`x` rounded to float32, in the dtype it has."""
         return lift(rounding_to(self.xp.float32), x)
 
+    def sum(self, x: Any, /) -> Any:
+        """The sum of all elements, of shape ()."""
+        return lift(self.xp.sum, x)
+
+    def maximum(self, x: Any, y: Any, /) -> Any:
+        """The larger of each pair; NaN where either is."""
+        return lift(lambda a, b: self.xp.maximum(a, self._beside(b, a)), x, y)
+
+    def minimum(self, x: Any, y: Any, /) -> Any:
+        """The smaller of each pair; NaN where either is."""
+        return lift(lambda a, b: self.xp.minimum(a, self._beside(b, a)), x, y)
+
+    def scatter(self, values: Any, indices: tuple[int, ...], like: Any, /) -> Any:
+        """Zeros like `like`, with rows of its first axis added at `indices`, which may repeat.
+
+        Rows of one index are added in pairs, then the sums in pairs, and so on: alike on every
+        library and device.
+        """
+        if not indices:
+            return self.zeros_like(like)
+        of: list[list[int]] = [[] for _ in range(plain(like).shape[0])]
+        for n, index in enumerate(indices):
+            of[index].append(n)
+        while any(len(rows) > 1 for rows in of):
+            pairs = [rows[k : k + 2] for rows in of for k in range(0, len(rows), 2)]
+            lonely = plain(values).shape[0]  # the row of zeros that `_taken` appends
+            left = self._taken(values, [pair[0] for pair in pairs])
+            values = left + self._taken(values, [(*pair, lonely)[1] for pair in pairs])
+            sums = iter(range(len(pairs)))
+            of = [[next(sums) for _ in range(0, len(rows), 2)] for rows in of]
+        none = plain(values).shape[0]
+        return self.zeros_like(like) + self._taken(values, [(*rows, none)[0] for rows in of])
+
+    def rows(self, new: Any, old: Any, indices: tuple[int, ...], size: int, /) -> Any:
+        """`new` in the rows at `indices`, `old` elsewhere; `size` is the number of rows."""
+        chosen = set(indices)
+
+        def joined(a: Any, b: Any) -> Any:
+            mask = self.xp.asarray([i in chosen for i in range(size)], device=_place(b))
+            return self.xp.where(self.xp.reshape(mask, (size, *(1,) * (b.ndim - 1))), a, b)
+
+        return lift(joined, new, old)
+
+    def _taken(self, values: Any, rows: list[int]) -> Any:
+        """Rows of `values` by number; the number after the last is a row of zeros."""
+
+        def take(x: Any) -> Any:
+            xp = self.xp
+            zeros = xp.zeros((1, *x.shape[1:]), dtype=x.dtype, device=_place(x))
+            where = xp.asarray(rows, dtype=xp.int32, device=_place(x))
+            return xp.take(xp.concat([x, zeros], axis=0), where, axis=0)
+
+        return lift(take, values)
+
+    def _beside(self, x: Any, like: Any) -> Any:
+        """The number `x` as an array of shape () beside `like`; an array as it is."""
+        if is_array_api_obj(x):
+            return x
+        return self.xp.asarray(x, dtype=like.dtype, device=_place(like))
+
     def zeros_like(self, x: Any, /) -> Any:
         """Zeros of the shape, dtype, device and layout of `x`."""
         return lift(self.xp.zeros_like, x)
@@ -53,6 +113,14 @@ class ArrayNamespace:
     def lerp(self, start: Any, end: Any, weight: Number, /) -> Any:
         """start + weight * (end - start); in 16 bits one operation, rounded once."""
         return lift(lambda a, b, w: a + w * (b - a), start, end, weight)
+
+
+def _place(x: Any) -> Any:
+    """The device of an array, for what is made beside it.
+
+    None where that is the sharding of a JAX array, which no other shape can have.
+    """
+    return None if is_jax_array(x) or isinstance(x, np.generic) else device(x)
 
 
 def namespace_of(*arrays: Any) -> ArrayNamespace:
@@ -98,6 +166,22 @@ class Floats:
         """`x` in the dtype of the parameter."""
         return _cast(x, self.dtype)
 
+    def floor(self, x: Number, /) -> Number:
+        """The largest integer not above `x`."""
+        return _kept(np.floor, x)
+
+    def ceil(self, x: Number, /) -> Number:
+        """The smallest integer not below `x`."""
+        return _kept(np.ceil, x)
+
+    def cos(self, x: Number, /) -> Number:
+        """The cosine of an angle in radians."""
+        return _kept(np.cos, x)
+
+    def log(self, x: Number, /) -> Number:
+        """The natural logarithm."""
+        return _kept(np.log, x)
+
     def of(self, param: Any, /) -> Floats:
         """The numbers for a parameter."""
         name = dtype_name(param)
@@ -136,6 +220,22 @@ class Device:
             return _cast(x, name)
         return replace(like, array=like.rounding(_cast(plain(x), "float32")))
 
+    def floor(self, x: Number, /) -> Number:
+        """The largest integer not above `x`."""
+        return _kept(np.floor, x)
+
+    def ceil(self, x: Number, /) -> Number:
+        """The smallest integer not below `x`."""
+        return _kept(np.ceil, x)
+
+    def cos(self, x: Number, /) -> Number:
+        """The cosine of an angle in radians."""
+        return _kept(np.cos, x)
+
+    def log(self, x: Number, /) -> Number:
+        """The natural logarithm."""
+        return _kept(np.log, x)
+
     def of(self, param: Any, /) -> Device:
         """The numbers for a parameter, on its device."""
         return Device(param)
@@ -144,9 +244,16 @@ class Device:
         """`x`, the first value of a clock, on the device of the parameter."""
         array = plain(self.param)
         xp = array_namespace(array)
-        # The device of a sharded JAX array is its sharding, which no shape () can have.
-        place = None if is_jax_array(array) else device(array)
-        return xp.full((), float(x), dtype=xp.float32, device=place)
+        return xp.full((), float(x), dtype=xp.float32, device=_place(array))
+
+
+def _kept(function: Callable[[Any], Any], x: Number) -> Number:
+    """A function of one number, in the dtype that it carries."""
+    if _is_array(x):
+        return lift(lambda a: getattr(array_namespace(a), function.__name__)(a), x)
+    with np.errstate(all="ignore"):
+        result = float(function(float(x)))
+    return type(x)(result) if isinstance(x, Carried) else result
 
 
 def _is_array(x: Any) -> bool:
@@ -199,11 +306,20 @@ class Passage(NamedTuple):
     leave: Callable[[Any, bool], Any]  # (array, whether it is stored)
 
 
+def is_sparse(grad: Any) -> bool:
+    """Whether a gradient is some rows only: `values`, and which they are as the rule knows it."""
+    return hasattr(grad, "_fields")
+
+
 def passage(param: Any, half: str) -> Passage:
     """Complex as pairs of reals; 16-bit as `half` says (`refopt.typing.Profile`)."""
     xp, dtype, name = array_namespace(param), param.dtype, dtype_name(param)
 
     def enter(x: Any) -> Any:
+        if x is None:
+            return None
+        if is_sparse(x):
+            return x._replace(values=enter(x.values))
         if name in COMPLEX:
             x = as_real(x)
         if name in HALF:
@@ -216,12 +332,18 @@ def passage(param: Any, half: str) -> Passage:
         return x
 
     def leave(x: Any, stored: bool) -> Any:
+        if x is None:
+            return None
         x = _own(plain(x))
         if name in COMPLEX:
             return as_complex(x)
         return xp.astype(x, dtype) if name in HALF and (stored or half == "each") else x
 
     return Passage(enter, leave)
+
+
+def _copy(x: Any) -> Any:
+    return array_namespace(x).asarray(x, copy=True)
 
 
 def _own(x: Any) -> Any:
@@ -234,11 +356,24 @@ def _strides(x: Any) -> Any:
 
 
 def _laid_out_like(x: Any, pattern: Any) -> Any:
+    if x is None:
+        return None
+    if is_jax_array(x):
+        return _sharded_like(x, pattern)
     if _strides(x) == _strides(pattern):
         return x
     room = array_namespace(x).empty_like(pattern)
     room[...] = x  # no `write`: a graph of gradients goes on
     return room
+
+
+def _sharded_like(x: Any, pattern: Any) -> Any:
+    import jax
+
+    traced = isinstance(x, jax.core.Tracer) or isinstance(pattern, jax.core.Tracer)
+    if traced or x.sharding == pattern.sharding:
+        return x
+    return jax.device_put(x, pattern.sharding)
 
 
 # -- running --------------------------------------------------------------------------------------
@@ -251,6 +386,8 @@ def init(rule: Any, profile: Profile, param: Any, num: Any = None) -> tuple[Any,
     inside = enter(param)
     state, clock = rule.init(inside, profile.choices, xp=namespace_of(param), num=num)
     num = num.of(inside)
+    # a state that starts as the parameter itself must not change with it
+    state = type(state)(*(lift(_copy, x) if x is inside else x for x in state))
     return (
         type(state)(*(_laid_out_like(leave(x, True), param) for x in state)),
         type(clock)(*(num.started(x) for x in clock)),
@@ -266,6 +403,7 @@ def run(
     clocks: Sequence[Any],
     hyper: Any,
     num: Any = None,
+    **more: Any,
 ) -> tuple[list[Any], list[Any], list[Any]]:
     """One step of a group: the rule's `update` on arrays of any library and dtype.
 
@@ -273,10 +411,12 @@ def run(
     ---------
     rule: a module of `refopt.rules`.
     profile: choices, and how 16-bit arrays are rounded.
-    params, grads: arrays of one library; a gradient of None skips its parameter.
+    params, grads: arrays of one library; a gradient of None skips its parameter. A sparse
+        gradient is a NamedTuple with `values`, which the rule knows.
     states, clocks: from `init` or an earlier step.
     hyper: the rule's Hyper; numbers.
     num: number system of the scalars, `Floats()` (default) or `Device()`.
+    more: what the rule's `update` takes beyond these.
 
     Returns
     -------
@@ -284,39 +424,51 @@ def run(
     parameter was skipped. Stored quantities and states have the dtype of the parameter. No
     argument is written.
     """
-    xp = namespace_of(*params, *grads)
+    dense = [grad.values if is_sparse(grad) else grad for grad in grads]
+    xp = namespace_of(*params, *dense)
     ways = [passage(param, profile.half) for param in params]
+    mixed = len({param.dtype for param in params}) > 1
     # Strict: see `passage`. NumPy: its scalars compute powers in their own way.
     wraps = is_array_api_strict_namespace(xp.xp) or is_numpy_namespace(xp.xp)
 
     def wrapped(x: Number) -> Number:
         return Rounded(x, "float32", _own) if wraps and is_array_api_obj(x) else x
 
+    def left(i: int, x: Any, stored: bool) -> Any:
+        x = ways[i].leave(x, stored)
+        # what is common to parameters of several dtypes, a norm, has the widest of them
+        if mixed and stored and x is not None and x.dtype != params[i].dtype:
+            x = xp.xp.astype(x, params[i].dtype)
+        return x
+
+    entered = [
+        type(state)(*map(way.enter, state)) if isinstance(state, tuple) else state
+        for way, state in zip(ways, states, strict=True)
+    ]
     with np.errstate(all="ignore"):
         quantities, after, ticked = rule.update(
             [way.enter(x) for way, x in zip(ways, params, strict=True)],
-            [None if x is None else way.enter(x) for way, x in zip(ways, grads, strict=True)],
-            [
-                state if grad is None else type(state)(*map(way.enter, state))
-                for way, grad, state in zip(ways, grads, states, strict=True)
-            ],
+            [way.enter(x) for way, x in zip(ways, grads, strict=True)],
+            entered,
             [type(clock)(*map(wrapped, clock)) for clock in clocks],
             hyper,
             profile.choices,
             xp=xp,
             num=Floats() if num is None else num,
+            **more,
         )
-        for i, way in enumerate(ways):
-            if grads[i] is None:
-                after[i] = states[i]
+        for i, state in enumerate(states):
+            stored = {*getattr(state, "_fields", ()), "param"}
+            if quantities[i] is not None:
+                fields = quantities[i]._asdict().items()
+                quantities[i] = type(quantities[i])(*(left(i, x, k in stored) for k, x in fields))
+            if after[i] is entered[i]:
+                after[i] = state
                 continue
-            stored = {*states[i]._fields, "param"}
-            fields = quantities[i]._asdict().items()
-            quantities[i] = type(quantities[i])(*(way.leave(x, k in stored) for k, x in fields))
-            after[i] = type(states[i])(
+            after[i] = type(state)(
                 *(
-                    _laid_out_like(way.leave(x, True), old)
-                    for x, old in zip(after[i], states[i], strict=True)
+                    old if x is own else _laid_out_like(left(i, x, True), old)
+                    for x, own, old in zip(after[i], entered[i], state, strict=True)
                 )
             )
     return quantities, after, [type(clock)(*(_own(_bare(x)) for x in clock)) for clock in ticked]
