@@ -1,5 +1,6 @@
 """Expressions as LaTeX: notation by example, and read back by a parser that shares no code."""
 
+import math
 import re
 from fractions import Fraction
 from typing import Any
@@ -21,7 +22,7 @@ SYMBOLS = {
 }
 a, b, c, m, P, x = map(trace.name, SYMBOLS)
 sqrt, lerp = trace.NAMESPACE.sqrt, trace.NAMESPACE.lerp
-num = trace.NUMBERS
+xp, num = trace.NAMESPACE, trace.NUMBERS
 
 
 @pytest.mark.parametrize(
@@ -75,6 +76,19 @@ num = trace.NUMBERS
             num.native(a) * num.float64(b),
             r"\mathrm{fl}\left(a\right) \mathrm{fl}_{64}\left(b\right)",
         ),
+        (sqrt(xp.sum(a * a)), r"\sqrt{\sum a^{2}}"),
+        (xp.sum(a + b) - c, r"\sum \left(a + b\right) - \gamma"),
+        (c - xp.sum(a * b), r"\gamma - \sum a b"),
+        (xp.sum(a) * b, r"b \sum a"),
+        (xp.sum(a) * xp.sum(b), r"\left(\sum a\right) \sum b"),
+        (xp.maximum(xp.minimum(a, b), -c), r"\max\left(\min\left(a, b\right), -\gamma\right)"),
+        (num.floor(a / b), r"\left\lfloor \frac{a}{b} \right\rfloor"),
+        (c * num.ceil(a + b) ** 2, r"\gamma \left\lceil a + b \right\rceil^{2}"),
+        (0.5 * (1 + num.cos(math.pi * a)), r"\frac{1}{2} \left(1 + \cos\left(\pi a\right)\right)"),
+        (num.log(a) / num.log(b), r"\frac{\log\left(a\right)}{\log\left(b\right)}"),
+        (num.log(a) ** 2, r"\left(\log\left(a\right)\right)^{2}"),
+        (xp.scatter(a * a, (2, 0), b), r"\mathrm{scatter}\left(a^{2}\right)"),
+        (xp.rows(a + b, b, (2, 0), 3), r"\mathrm{rows}\left(a + b, b\right)"),
         (a + 1e-7, "a + 10^{-7}"),
         (a + 2.5e-7, r"a + 2.5 \cdot 10^{-7}"),
         (a * 2.5e-7, r"a \left(2.5 \cdot 10^{-7}\right)"),

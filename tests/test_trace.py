@@ -1,16 +1,19 @@
 """A rule run on symbols: the expressions it leaves, and the numbers they give."""
 
+import math
 import operator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 from refopt.interp import trace
-from refopt.rules import nadam
+from refopt.rules import average, clip, nadam, rmsprop, schedules
 
 # The operations that a compiler of traces has to know.
-OPERATIONS = {"const", "name", *trace.ARITHMETIC, "sqrt", "lerp", "float32", *trace.CASTS}
+OPERATIONS = {"const", "name", *trace.ARITHMETIC, *trace.CASTS, *trace.FUNCTIONS}
+OPERATIONS |= {"sqrt", "lerp", "float32", "sum", "maximum", "minimum", "scatter", "rows"}
 EVERY = [(axis, name) for axis, options in nadam.AXES.items() for name in options]
 HYPER = nadam.Hyper(lr=0.05, beta1=0.9, epsilon=0.25, weight_decay=0.1, momentum_decay=0.3)
 # Products that their formulas cannot cause: a trace must not take one number for another.
@@ -26,6 +29,9 @@ class Arrays:
 
     sqrt = staticmethod(np.sqrt)
     zeros_like = staticmethod(np.zeros_like)
+    sum = staticmethod(np.sum)
+    maximum = staticmethod(np.maximum)
+    minimum = staticmethod(np.minimum)
 
     @staticmethod
     def lerp(start: Any, end: Any, weight: Any) -> Any:
@@ -35,6 +41,17 @@ class Arrays:
     def float32(x: Any) -> Any:
         return x.astype(np.float32).astype(x.dtype)
 
+    @staticmethod
+    def scatter(values: Any, indices: Any, like: Any) -> Any:
+        place = np.zeros_like(like)
+        np.add.at(place, list(indices), values)
+        return place
+
+    @staticmethod
+    def rows(new: Any, old: Any, indices: Any, size: int) -> Any:
+        here = np.isin(np.arange(size), indices)
+        return np.where(here.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+
 
 class Numbers:
     """Floats, and NumPy scalars for what is rounded; parameters are float32."""
@@ -42,6 +59,10 @@ class Numbers:
     float32 = staticmethod(np.float32)
     float64 = staticmethod(float)
     native = staticmethod(np.float32)
+    floor = staticmethod(math.floor)
+    ceil = staticmethod(math.ceil)
+    cos = staticmethod(math.cos)
+    log = staticmethod(math.log)
 
     def __call__(self, x: Any) -> Any:
         return x
@@ -169,7 +190,194 @@ def test_a_trace_has_no_operation_outside_the_closed_list(axis: str, name: str) 
 
 def test_traces_use_every_operation_of_the_list() -> None:
     used = {node.op for axis, name in EVERY for node in nodes(traced(varied(axis, name)))}
+    for axis, name in EVERY_RMSPROP:
+        used |= {node.op for node in nodes(traced_rmsprop(varied_rmsprop(axis, name), True))}
+    for beside in BESIDE:
+        used |= {node.op for node in nodes({"x": beside.traced()})}
     assert used == OPERATIONS
+
+
+# -- RMSprop: state that may be absent, gradients by rows, functions beside the step --------------
+EVERY_RMSPROP = [(axis, name) for axis, options in rmsprop.AXES.items() for name in options]
+RMSPROP = rmsprop.Hyper(lr=0.05, rho=0.9, momentum=0.7, epsilon=0.25, weight_decay=0.1)
+ROWS = rmsprop.Rows(np.array([0.3, -2.0, 3.0]), (4, 1, 4), 5)
+STATE = {
+    "v": ARRAYS["v"] + 9.0,  # above what any variance takes from it
+    "a": ARRAYS["m"],
+    "buffer": ARRAYS["grad"],
+    "average": ARRAYS["param"],
+}
+
+
+def varied_rmsprop(axis: str, name: str) -> rmsprop.Choices:
+    """Everything that the options can turn on, one axis changed."""
+    choices = rmsprop.Choices(
+        decay=rmsprop.coupled,
+        variance=rmsprop.clamped,
+        move=rmsprop.lr_outside,
+        average=rmsprop.every_parameter,
+    )
+    return choices._replace(**{axis: rmsprop.AXES[axis][name]})
+
+
+def kept(choices: rmsprop.Choices, make: Callable[[str], Any]) -> rmsprop.State:
+    """A state with what the choices keep."""
+    state, _ = rmsprop.init(ARRAYS["param"], choices, xp=Arrays(), num=Numbers())
+    return rmsprop.State(
+        *(None if x is None else make(field) for field, x in state._asdict().items())
+    )
+
+
+def stepped(
+    choices: rmsprop.Choices,
+    *,
+    param: Any,
+    grad: Any,
+    state: Any,
+    clock: Any,
+    hyper: Any,
+    xp: Any,
+    num: Any,
+) -> dict[str, Any]:
+    """Scalars, clock and quantities, by name; what is None is left out."""
+    scalars, after = rmsprop.tick(clock, hyper, choices, num=num)
+    settled = rmsprop.settle(hyper, choices, num=num)
+    quantities, _ = rmsprop.step(param, grad, state, scalars, settled, choices, xp=xp)
+    return {
+        f"{label}.{field}": value
+        for label, record in (("scalars", scalars), ("next", after), ("quantities", quantities))
+        for field, value in record._asdict().items()
+        if value is not None
+    }
+
+
+def traced_rmsprop(choices: rmsprop.Choices, sparse: bool) -> dict[str, trace.Node]:
+    grad = trace.name("grad")
+    outputs = stepped(
+        choices,
+        param=trace.name("param"),
+        grad=ROWS._replace(values=trace.name("rows")) if sparse else grad,
+        state=kept(choices, lambda field: trace.name(f"state.{field}")),
+        clock=trace.symbols(rmsprop.Clock, "clock"),
+        hyper=trace.symbols(rmsprop.Hyper, "hyper", RMSPROP),
+        xp=trace.NAMESPACE,
+        num=trace.NUMBERS,
+    )
+    return trace.define({name: trace.lift(x) for name, x in outputs.items()})
+
+
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+@pytest.mark.parametrize(("axis", "name"), EVERY_RMSPROP)
+def test_a_trace_of_rmsprop_evaluates_to_the_bits_of_the_direct_run(
+    axis: str, name: str, sparse: bool
+) -> None:
+    choices, num = varied_rmsprop(axis, name), Numbers()
+    direct = stepped(
+        choices,
+        param=ARRAYS["param"],
+        grad=ROWS if sparse else ARRAYS["grad"],
+        state=kept(choices, STATE.__getitem__),
+        clock=rmsprop.Clock(7.0),
+        hyper=RMSPROP,
+        xp=Arrays(),
+        num=num,
+    )
+    inputs = {
+        "param": ARRAYS["param"],
+        "grad": ARRAYS["grad"],
+        "rows": ROWS.values,
+        "clock.t": 7.0,
+        **{f"hyper.{field}": x for field, x in RMSPROP._asdict().items()},
+        **{f"state.{field}": x for field, x in STATE.items()},
+    }
+    definitions = traced_rmsprop(choices, sparse)
+    assert {node.op for node in nodes(definitions)} <= OPERATIONS
+    got = trace.run(definitions, inputs, xp=Arrays(), num=num)
+    assert list(got) == list(direct)
+    assert ("quantities.buffer" in got) == (choices.move is not rmsprop.no_momentum)
+    for field, value in direct.items():
+        assert np.asarray(got[field]).dtype == np.asarray(value).dtype, field
+        assert np.asarray(got[field]).tobytes() == np.asarray(value).tobytes(), field
+
+
+class Beside(NamedTuple):
+    """A call of a function beside a step."""
+
+    function: Callable[..., Any]
+    arguments: dict[str, Any]
+
+    def call(self, make: Callable[[str, Any], Any], xp: Any, num: Any) -> Any:
+        given = {
+            name: x if isinstance(x, bool) or name == "t_mul" else make(name, x)
+            for name, x in self.arguments.items()
+        }
+        if self.function.__module__ == schedules.__name__:
+            return self.function(given.pop("s"), num, num, **given)
+        if self.function is average.averaged:
+            return self.function(**given)
+        return self.function(*given.values(), xp)
+
+    def traced(self) -> trace.Node:
+        def named(name: str, x: Any) -> trace.Node:
+            return trace.name(name, None if isinstance(x, np.ndarray) else x)
+
+        return trace.lift(self.call(named, trace.NAMESPACE, trace.NUMBERS))
+
+
+POLYNOMIAL = {
+    "initial_learning_rate": 0.3,
+    "decay_steps": 5.0,
+    "end_learning_rate": 0.01,
+    "power": 1.5,
+}
+PERIODIC = {"initial_learning_rate": 0.3, "alpha": 0.1}
+BESIDE = [
+    Beside(clip.by_norm, {"g": ARRAYS["grad"], "limit": 0.5}),
+    Beside(clip.by_value, {"g": ARRAYS["grad"], "limit": 0.5}),
+    Beside(average.averaged, {"old": ARRAYS["v"], "param": ARRAYS["param"], "momentum": 0.9}),
+    *(
+        Beside(function, {"s": s, **arguments, "decay_rate": 0.7, "staircase": staircase})
+        for function in (schedules.exponential_decay, schedules.inverse_time_decay)
+        for arguments in [{"initial_learning_rate": 0.3, "decay_steps": 5.0}]
+        for s in (0.0, 7.0)
+        for staircase in (False, True)
+    ),
+    *(
+        Beside(schedules.polynomial_decay, {"s": s, **POLYNOMIAL, "cycle": cycle})
+        for s in (0.0, 3.0, 7.0)
+        for cycle in (False, True)
+    ),
+    *(
+        Beside(schedules.cosine_decay, {"s": s, **PERIODIC, "decay_steps": 5.0})
+        for s in (0.0, 3.0, 7.0)
+    ),
+    *(
+        Beside(
+            schedules.cosine_decay_restarts,
+            {"s": s, **PERIODIC, "first_decay_steps": 5.0, "t_mul": t_mul, "m_mul": 0.8},
+        )
+        for s in (0.0, 7.0)
+        for t_mul in (1.0, 2.0)
+    ),
+]
+
+
+@pytest.mark.parametrize("beside", BESIDE, ids=lambda x: x.function.__name__)
+def test_a_trace_of_a_function_beside_a_step_has_its_bits(beside: Beside) -> None:
+    direct = beside.call(lambda name, x: x, Arrays(), Numbers())
+    got = trace.evaluate(beside.traced(), beside.arguments, xp=Arrays(), num=Numbers())
+    assert np.asarray(got).tobytes() == np.asarray(direct).tobytes()
+
+
+def test_a_trace_of_a_global_norm_spans_all_gradients() -> None:
+    grads = [trace.name("g"), trace.name("h")]
+    values = {"g": ARRAYS["grad"], "h": ARRAYS["v"]}
+    direct = clip.by_global_norm([ARRAYS["grad"], ARRAYS["v"]], 0.5, Arrays())
+    for node, expected in zip(
+        clip.by_global_norm(grads, 0.5, trace.NAMESPACE), direct, strict=True
+    ):
+        got = trace.evaluate(node, values, xp=Arrays(), num=Numbers())
+        assert got.tobytes() == expected.tobytes()
 
 
 def test_the_start_is_a_constant_in_the_dtype_of_the_product() -> None:
@@ -262,9 +470,39 @@ def test_an_expression_as_a_condition_is_refused() -> None:
         bool(trace.name("x", 1.0))
 
 
-def test_an_example_that_cannot_be_computed_is_unknown() -> None:
-    node = 1 / trace.name("x", 0.0)
-    assert (repr(node), node.value) == ("div(1, x)", None)
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda x: 1 / x, "div(1, x)"),
+        (trace.NUMBERS.log, "num.log(x)"),
+        (lambda x: trace.NAMESPACE.scatter(x, (0,), x), "scatter(x, (0,), x)"),
+        (lambda x: trace.NAMESPACE.rows(x, x, (0,), 1), "rows(x, x, (0,), 1)"),
+    ],
+)
+def test_an_example_that_cannot_be_computed_is_unknown(function: Any, expected: str) -> None:
+    node = function(trace.name("x", 0.0))
+    assert (repr(node), node.value) == (expected, None)
+
+
+@pytest.mark.parametrize(
+    ("function", "value"),
+    [
+        (trace.NUMBERS.floor, 2),
+        (trace.NUMBERS.ceil, 3),
+        (trace.NUMBERS.cos, math.cos(2.5)),
+        (trace.NUMBERS.log, math.log(2.5)),
+        (trace.NAMESPACE.sum, 2.5),
+        (lambda x: trace.NAMESPACE.maximum(x, 3), 3),
+        (lambda x: trace.NAMESPACE.minimum(3, x), 2.5),
+    ],
+)
+def test_functions_have_examples(function: Any, value: float) -> None:
+    assert function(trace.name("x", 2.5)).value == value
+
+
+def test_what_is_absent_has_no_name() -> None:
+    state = rmsprop.State(trace.name("v"), None, None, trace.name("average"))
+    assert trace.fields(state, "state").keys() == {"state.v", "state.average"}
 
 
 @pytest.mark.parametrize(
