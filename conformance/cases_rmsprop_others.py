@@ -242,15 +242,15 @@ def decay(kind: str, family: str, **rest: Any) -> list[Case]:
     """Weight decay; `kind` is l2 or decoupled."""
     return on(
         f"weight-decay-{kind}",
-        "Weight decay of lr*wd = 1/4, then 1/16 a step: in the gradient, decoupled before or after "
-        "the step, or without lr are far apart.",
+        "Weight decay of lr*wd = 0.15, then 0.0375 a step: in the gradient, decoupled before or "
+        "after the step, or without lr are far apart.",
         "l2 decoupled decay-order decay-without-lr",
         family=family,
         shapes=[[3], [2]],
         changes={3: {"lr": 0.125}},
         options=" ".join(["decoupled_weight_decay"] * (kind == "decoupled")),
         steps=4,
-        **{"lr": 0.5, "weight_decay": 0.5} | rest,
+        **{"lr": 0.5, "weight_decay": 0.3} | rest,
     )
 
 
@@ -359,7 +359,7 @@ def timm() -> list[Case]:
             options="centered decoupled_weight_decay",
             off="lr_in_momentum",
             changes=LR_CHANGES,
-            **{"momentum": 0.9, "weight_decay": 0.5, "epsilon": 0.01} | of,
+            **{"momentum": 0.9, "weight_decay": 0.3, "epsilon": 0.01} | of,
         ),
     ]
 
@@ -378,7 +378,7 @@ def keras2() -> list[Case]:
             "Both clippings are set; only the norm counts.",
             "clipnorm clipvalue clip-order",
             shapes=[[3], [2]],
-            **{"clipnorm": 0.5, "clipvalue": 0.1} | of,
+            **{"clipnorm": 0.3, "clipvalue": 0.1} | of,
         ),
         *on(
             "ema-other-order",
@@ -390,7 +390,7 @@ def keras2() -> list[Case]:
             order={"2": [1, 0], "5": [1, 0]},
             absent=lambda t, variable: t == 3 and variable == 0,
             finalize=1,
-            **{"ema_momentum": 0.5, "ema_overwrite_frequency": 2, "momentum": 0.9} | of,
+            **{"ema_momentum": 0.6, "ema_overwrite_frequency": 2, "momentum": 0.9} | of,
         ),
         *sparse(),
     ]
@@ -410,7 +410,7 @@ def keras3() -> list[Case]:
             options="use_ema",
             absent=lambda t, variable: t == 3 and variable == 0,
             finalize=1,
-            **{"ema_momentum": 0.5, "ema_overwrite_frequency": 2, "momentum": 0.9} | of,
+            **{"ema_momentum": 0.6, "ema_overwrite_frequency": 2, "momentum": 0.9} | of,
         ),
     ]
 
@@ -424,7 +424,7 @@ def keras(family: str) -> list[Case]:
     return [
         *usual(family, {"lr": 0.001, "rho": 0.9, "epsilon": 1e-7}),
         *decay("decoupled", **of),
-        *on("clipnorm", "The norm of each gradient is limited.", "clipnorm", clipnorm=0.5, **two),
+        *on("clipnorm", "The norm of each gradient is limited.", "clipnorm", clipnorm=0.3, **two),
         *on(
             "clipnorm-infinite",
             "An infinite and a zero gradient under a limit of the norm.",
@@ -432,14 +432,14 @@ def keras(family: str) -> list[Case]:
             grads=[[[INF, 1.0, -2.0], [0.0, 0.0]], [[0.5, 1.0, -2.0], [1.0, -0.5]]],
             dtypes=F32,
             steps=3,
-            clipnorm=0.5,
+            clipnorm=0.3,
             **two,
         ),
         *on(
             "global-clipnorm",
             "The norm of all gradients together is limited.",
             "global-clipnorm",
-            global_clipnorm=0.5,
+            global_clipnorm=0.3,
             **two,
         ),
         *on(
@@ -461,13 +461,13 @@ def keras(family: str) -> list[Case]:
             "Averages with an overwrite at every third step: their start, whether the count is "
             "this step's, and what finalizing does.",
             "ema ema-start ema-overwrite",
-            **{"ema_momentum": 0.5, "ema_overwrite_frequency": 3, "momentum": 0.9} | ema,
+            **{"ema_momentum": 0.6, "ema_overwrite_frequency": 3, "momentum": 0.9} | ema,
         ),
         *on(
             "ema-only-finalized",
             "Averages that overwrite nothing until they are finalized, with decay.",
             "ema ema-start",
-            **{"ema_momentum": 0.75, "weight_decay": 0.5}
+            **{"ema_momentum": 0.7, "weight_decay": 0.3}
             | ema
             | {"options": "use_ema decoupled_weight_decay", "steps": 4, "record": [1, 2, 3, 4]},
         ),
@@ -534,7 +534,7 @@ def sparse() -> list[Case]:
             "sparse-clipnorm",
             "Whether the norm is of the rows as given or of their sums.",
             "sparse-duplicates clipnorm",
-            clipnorm=0.5,
+            clipnorm=0.3,
             steps=4,
         ),
         *made(
@@ -542,8 +542,8 @@ def sparse() -> list[Case]:
             "Whether the norm of all gradients is of the rows as given or of their sums; decay.",
             "sparse-duplicates global-clipnorm decoupled",
             options="decoupled_weight_decay",
-            weight_decay=0.5,
-            global_clipnorm=0.5,
+            weight_decay=0.3,
+            global_clipnorm=0.3,
             steps=4,
         ),
         *made(
@@ -665,6 +665,26 @@ def mindspore() -> list[Case]:
         *usual("mindspore", {"lr": 0.1, "rho": 0.9, "epsilon": 1e-10}, *unable, dtypes=F32),
         *decay("l2", **of),
         *subnormal(**{"epsilon": 1e-30, "rho": 0.0, **of, "dtypes": F32}),
+        *on(
+            "centered-below-zero",
+            "One gradient until the variance plus epsilon is below zero: the element stands still "
+            "from there on, its buffer too.",
+            "centered cancellation skip",
+            options="centered",
+            grads=[[[-1.5318849, 1.8300238, -1.3526752, 0.5]]],
+            steps=26,
+            record=[1, 2, 22, 23, 24, 25, 26],
+            **of | {"rho": 0.5, "momentum": 0.9, "epsilon": 1e-10, "dtypes": F32},
+        ),
+        *on(
+            "centered-not-finite",
+            "An infinite, NaN or huge gradient makes the variance NaN: those elements stand still.",
+            "centered inf nan skip",
+            options="centered",
+            grads=[[[0.5, -1.0, 0.25, 2.0]], [[INF, -INF, NAN, 1e30]], [[0.5, -1.0, 0.25, 2.0]]],
+            steps=4,
+            **of | {"momentum": 0.5, "dtypes": F32},
+        ),
         *on(
             "centered-double",
             "The centered form takes float64 too: where it computes in float32.",
