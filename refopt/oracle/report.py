@@ -166,7 +166,7 @@ def summary(tally: Tally, console: Console, seconds: float, *, complete: bool = 
 
 
 def _table() -> Table:
-    return Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
+    return Table(box=SIMPLE_HEAD, show_edge=False, padding=0, pad_edge=False)
 
 
 def _verdicts(tally: Tally) -> Table:
@@ -194,7 +194,11 @@ def _verdicts(tally: Tally) -> Table:
 
 def _groups(tally: Tally) -> Table:
     table = _table()
-    table.add_column("by topic", no_wrap=True)
+    marks = {VIOLATION: "x", INCONCLUSIVE: "?", **dict.fromkeys(FAILURES, "!")}
+    seen = {
+        f"{mark} {s if mark != '!' else 'failed'}" for s, mark in marks.items() if tally.counts[s]
+    }
+    table.add_column("by topic" + "".join(f", {x}" for x in sorted(seen)), no_wrap=True)
     names = [
         name for name in (*GROUPS, "other") if any(name in row.cells for row in tally.rows.values())
     ]
@@ -206,11 +210,15 @@ def _groups(tally: Tally) -> Table:
 
 
 def _cell(counts: Counter[str]) -> str:
-    """Conforming runs; violations with x, inconclusive ones with ?, all others with !."""
-    other = sum(counts.values()) - sum(counts[s] for s in STYLES)
-    marks = ((counts[VIOLATION], "x", "bold red"), (counts[INCONCLUSIVE], "?", "yellow"))
+    """Conforming runs; violations with x, inconclusive ones with ?, failures with !."""
     parts = [f"[green]{counts[CONFORMS]}[/]"] if counts[CONFORMS] else []
-    parts += [f"[{style}]{n}{mark}[/]" for n, mark, style in (*marks, (other, "!", "dim")) if n]
+    failures = sum(counts[status] for status in FAILURES)
+    for n, mark, style in (
+        (counts[VIOLATION], "x", "bold red"),
+        (counts[INCONCLUSIVE], "?", "yellow"),
+        (failures, "!", "bold red"),
+    ):
+        parts += [f"[{style}]{n}{mark}[/]"] if n else []
     return " ".join(parts) or "·"
 
 
@@ -441,9 +449,8 @@ def shown(recording: Recording, results: Iterable[Result]) -> Iterator[Any]:
                 place, gradient = f"{i}, rows {list(gradient.indices)}", gradient.values
             _fill(table, f"gradient {t}", place, case.dtypes[i], gradient, case.dtypes[i])
     yield table
-    judged = {result.item.name: result for result in results}
-    for name, run in recording.runs.items():
-        yield f"[bold]{name}[/]: {_outcome(judged[name])}"
+    for (name, run), result in zip(recording.runs.items(), results, strict=True):
+        yield f"[bold]{name}[/]: {_outcome(result)}"
         if not run.error:
             yield _trajectory(case, run)
 
