@@ -17,7 +17,7 @@ COMMON = {"typing", "errors"}
 
 # Which parts of refopt a part may import, besides itself.
 ARROWS = {
-    "__init__": {*COMMON, "optim"},
+    "__init__": {*COMMON, "optim", "schedules"},
     "typing": set(),
     "errors": set(),
     "rules": COMMON,
@@ -25,6 +25,7 @@ ARROWS = {
     "parallel": COMMON,
     "problems": COMMON,
     "optim": {*COMMON, "rules", "interp", "parallel"},
+    "schedules": {"optim"},
     "oracle": {*COMMON, "rules", "interp", "optim"},
     "cli": {"", *COMMON, "rules", "interp", "parallel", "problems", "optim", "oracle"},
 }
@@ -39,10 +40,11 @@ PACKAGES = {
     "typing": {ANYWHERE: set(), INSIDE: set()},
     "errors": {ANYWHERE: set(), INSIDE: set()},
     "rules": {ANYWHERE: set(), INSIDE: set()},
-    "interp": {ANYWHERE: ARRAYS, INSIDE: {*FRAMEWORKS, "flint", "ml_dtypes", "numba"}},
+    "interp": {ANYWHERE: ARRAYS, INSIDE: {*FRAMEWORKS, "autograd", "flint", "ml_dtypes", "numba"}},
     "parallel": {ANYWHERE: ARRAYS, INSIDE: {"cupy", "jax", "mpi4py"}},
     "problems": {ANYWHERE: ARRAYS, INSIDE: set()},
     "optim": {ANYWHERE: ARRAYS, INSIDE: {"safetensors"}},
+    "schedules": {ANYWHERE: set(), INSIDE: set()},
     "oracle": {ANYWHERE: {*ARRAYS, "flint"}, INSIDE: {"jsonschema"}},
     "cli": {ANYWHERE: {"typer", "rich"}, INSIDE: ARRAYS},
 }

@@ -192,6 +192,14 @@ class Floats:
         return x
 
 
+class Exact(Floats):
+    """Python floats that follow IEEE 754 where Python raises: x / 0, overflow, 0 / 0."""
+
+    def __call__(self, x: Number, /) -> Number:
+        """`x` as it is where it carries a dtype, else as a float64."""
+        return x if isinstance(x, Carried) else carried("float64")(x)
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
     """Numbers that live beside the parameter: float32 arrays of shape (), never read by the host.
@@ -355,7 +363,15 @@ def _strides(x: Any) -> Any:
     return x.stride() if is_torch_array(x) else getattr(x, "strides", None)
 
 
-def _laid_out_like(x: Any, pattern: Any) -> Any:
+def is_traced(x: Any) -> bool:
+    """Whether a JAX array has no value or place yet."""
+    import jax
+
+    return isinstance(x, jax.core.Tracer)
+
+
+def laid_out_like(x: Any, pattern: Any) -> Any:
+    """`x` with the strides, or on JAX the sharding, of `pattern`."""
     if x is None:
         return None
     if is_jax_array(x):
@@ -370,8 +386,7 @@ def _laid_out_like(x: Any, pattern: Any) -> Any:
 def _sharded_like(x: Any, pattern: Any) -> Any:
     import jax
 
-    traced = isinstance(x, jax.core.Tracer) or isinstance(pattern, jax.core.Tracer)
-    if traced or x.sharding == pattern.sharding:
+    if is_traced(x) or is_traced(pattern) or x.sharding == pattern.sharding:
         return x
     return jax.device_put(x, pattern.sharding)
 
@@ -389,7 +404,7 @@ def init(rule: Any, profile: Profile, param: Any, num: Any = None) -> tuple[Any,
     # a state that starts as the parameter itself must not change with it
     state = type(state)(*(lift(_copy, x) if x is inside else x for x in state))
     return (
-        type(state)(*(_laid_out_like(leave(x, True), param) for x in state)),
+        type(state)(*(laid_out_like(leave(x, True), param) for x in state)),
         type(clock)(*(num.started(x) for x in clock)),
     )
 
@@ -427,6 +442,7 @@ def run(
     dense = [grad.values if is_sparse(grad) else grad for grad in grads]
     xp = namespace_of(*params, *dense)
     ways = [passage(param, profile.half) for param in params]
+    # what is common to parameters of several dtypes, a norm, has the widest of them
     mixed = len({param.dtype for param in params}) > 1
     # Strict: see `passage`. NumPy: its scalars compute powers in their own way.
     wraps = is_array_api_strict_namespace(xp.xp) or is_numpy_namespace(xp.xp)
@@ -435,11 +451,9 @@ def run(
         return Rounded(x, "float32", _own) if wraps and is_array_api_obj(x) else x
 
     def left(i: int, x: Any, stored: bool) -> Any:
-        x = ways[i].leave(x, stored)
-        # what is common to parameters of several dtypes, a norm, has the widest of them
-        if mixed and stored and x is not None and x.dtype != params[i].dtype:
-            x = xp.xp.astype(x, params[i].dtype)
-        return x
+        if mixed and stored and x is not None:
+            return _stored(ways[i], x, params[i])
+        return ways[i].leave(x, stored)
 
     entered = [
         type(state)(*map(way.enter, state)) if isinstance(state, tuple) else state
@@ -467,7 +481,7 @@ def run(
                 continue
             after[i] = type(state)(
                 *(
-                    old if x is own else _laid_out_like(left(i, x, True), old)
+                    old if x is own else laid_out_like(left(i, x, True), old)
                     for x, own, old in zip(after[i], entered[i], state, strict=True)
                 )
             )
@@ -476,6 +490,59 @@ def run(
 
 def _bare(x: Any) -> Any:
     return x.array if isinstance(x, Rounded) else x
+
+
+def applied(
+    function: Callable[..., list[Any]], half: str, params: Sequence[Any], *columns: Sequence[Any]
+) -> list[Any]:
+    """A function of a rule on lists of arrays, an entry for each parameter.
+
+    Arguments
+    ---------
+    function: of these lists and a namespace; its results are stored beside the parameters.
+    half: how 16-bit arrays are rounded; see `refopt.typing.Profile`.
+    params: whose dtypes count.
+    columns: lists of arrays or sparse gradients like the parameters.
+    """
+    ways = [passage(param, half) for param in params]
+    entered = [[way.enter(x) for way, x in zip(ways, xs, strict=True)] for xs in columns]
+    xp = namespace_of(*params)
+    with np.errstate(all="ignore"):
+        results = function(*entered, xp)
+        return [
+            x._replace(values=_stored(way, x.values, param))
+            if is_sparse(x)
+            else _stored(way, x, param)
+            for way, x, param in zip(ways, results, params, strict=True)
+        ]
+
+
+def _stored(way: Passage, x: Any, param: Any) -> Any:
+    x = way.leave(x, True)
+    return x if x.dtype == param.dtype else array_namespace(x).astype(x, param.dtype)
+
+
+def compiled(function: Callable[..., Any], like: Any) -> Callable[..., Any]:
+    """`function` of arrays under the compiler of their library; itself where there is none.
+
+    JAX has `jax.jit`, torch `torch.compile`.
+    """
+    if is_jax_array(like):
+        import jax
+
+        return jax.jit(function)
+    if is_torch_array(like):
+        import torch
+
+        return torch.compile(function)
+    return function
+
+
+def scalar_of(x: Number, like: Any) -> Any:
+    """A number as an array of shape () that does not change the dtype of one like `like`."""
+    xp = array_namespace(like)
+    dtype = "float64" if dtype_name(like) in ("float64", "complex128") else "float32"
+    return xp.asarray(float(x), dtype=getattr(xp, dtype), device=_place(like))
 
 
 def write(target: Any, value: Any) -> Any:

@@ -16,7 +16,7 @@ from array_api_compat import (
     to_device,
 )
 
-from refopt.interp.arrays import Device, dtype_name, namespace_of, write
+from refopt.interp.arrays import Device, dtype_name, is_traced, namespace_of, write
 from refopt.interp.formats import COMPLEX, FORMATS
 from refopt.interp.rounded import carried
 
@@ -117,8 +117,45 @@ def beside(x: Any, like: Any) -> Any:
 
 
 def near(x: Any, like: Any) -> bool:
-    """Whether both are of one library and on one device; JAX's is a sharding, and may differ."""
-    return same_library(x, like) and (is_jax_array(x) or bool(device(x) == device(like)))
+    """Whether both are of one library and on one device.
+
+    JAX's device is a sharding: it may differ, but not the devices that both are committed to.
+    """
+    if not same_library(x, like):
+        return False
+    if is_jax_array(x):
+        bound = [a for a in (x, like) if not is_traced(a) and a.committed]
+        return len(bound) < 2 or bool(x.sharding.device_set == like.sharding.device_set)
+    return bool(device(x) == device(like))
+
+
+def is_mesh(x: Any) -> bool:
+    """Whether `x` is a mesh of devices of JAX."""
+    return type(x).__name__ == "Mesh" and type(x).__module__.startswith("jax")
+
+
+def replicated(x: Any, mesh: Any) -> Any:
+    """A NumPy array as an array of JAX, whole on every device of the mesh."""
+    import jax
+
+    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    # without jax_enable_x64 JAX has no 64-bit dtypes
+    return jax.device_put(x.astype(jax.dtypes.canonicalize_dtype(x.dtype)), everywhere)
+
+
+def on_mesh(x: Any, mesh: Any) -> bool:
+    """Whether an array lives on the devices of the mesh."""
+    return is_jax_array(x) and x.sharding.device_set == set(mesh.devices.flat)
+
+
+def made(value: Any, dtype: str | None = None) -> Any:
+    """Numbers or nested lists of them as a NumPy array.
+
+    Without `dtype` a NumPy scalar keeps its own, and all else becomes float32.
+    """
+    if dtype is None and isinstance(value, np.generic):
+        return np.asarray(value)
+    return np.asarray(value, dtype=numpy_dtype(dtype or "float32"))
 
 
 def same_library(x: Any, like: Any) -> bool:

@@ -5,25 +5,40 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 from array_api_compat import device, is_torch_array, size
 
 from refopt.interp.arrays import dtype_name, namespace_of, write
-from refopt.interp.host import is_array, is_floating, near, same_library
+from refopt.interp.host import (
+    copied,
+    is_array,
+    is_floating,
+    made,
+    near,
+    placed,
+    same_library,
+    to_numpy,
+)
+from refopt.interp.recorded import Operators
 
 
-class Parameter:
-    """An array that an optimizer updates, with its gradient.
+class Parameter(Operators):
+    """An array that an optimizer updates, with its gradient; `Variable` under its Keras name.
+
+    Operators, and functions of NumPy and torch, act on the array: `(parameter ** 2) / 2`.
 
     An array that can be written is updated in place; one that cannot (JAX, a read-only NumPy array)
     is replaced: read `parameter.data` after a step.
 
     Parameters
     ----------
-    data : array
+    data : array, number or nested list
         Of NumPy, CuPy, torch, JAX, dask or array-api-strict; real or complex floating-point; any
-        shape, 0-d and empty ones too.
+        shape, 0-d and empty ones too. Numbers and lists become an array of NumPy.
     name : str, optional
-        For error messages (default: None).
+        For error messages, and for the names of what an optimizer keeps (default: None).
+    dtype : str, optional
+        Of an array made of numbers (default: float32); arrays keep theirs.
 
     Attributes
     ----------
@@ -41,22 +56,100 @@ class Parameter:
 
     """
 
-    def __init__(self, data: Any, *, name: str | None = None) -> None:
+    def __init__(self, data: Any, *, name: str | None = None, dtype: str | None = None) -> None:
+        if isinstance(data, Parameter):
+            data = copied(data.data)
+        if is_numbers(data):
+            data = made(data, dtype)
         if not is_array(data):
-            hint = "; numpy.asarray makes an array of a scalar" if hasattr(data, "dtype") else ""
-            msg = f"data: an array is required, got {kind(data)}{hint}"
+            msg = f"data: an array or numbers are required, got {kind(data)}"
             raise TypeError(msg)
         if not is_floating(data):
-            dtype = dtype_name(data)
-            msg = f"data: a real or complex floating-point array is required, got {dtype}"
+            msg = (
+                f"data: a real or complex floating-point array is required, got {dtype_name(data)}"
+            )
+            raise TypeError(msg)
+        if dtype is not None and dtype_name(data) != dtype:
+            msg = f"data: dtype {dtype} is required, got {dtype_name(data)}"
             raise TypeError(msg)
         self.data = data
         self.grad: Any = None
         self.name = name
 
+    @property
+    def data(self) -> Any:
+        """The array."""
+        self.was_read = True  # what a loss does not read has no gradient
+        return self._data
+
+    @data.setter
+    def data(self, value: Any) -> None:
+        self._data = value
+
+    @property
+    def operand(self) -> Any:
+        """The array, as operators take it."""
+        return self.data
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the array."""
+        return tuple(self._data.shape)
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the array, as its library has it."""
+        return self._data.dtype
+
+    def numpy(self) -> Any:
+        """A copy as an array of NumPy; a scalar of NumPy where the shape is ()."""
+        return to_numpy(self._data).copy()[()]
+
+    def assign(self, value: Any) -> Parameter:
+        """Set the value: numbers, a parameter, or an array of any library, converted.
+
+        Raises
+        ------
+        ValueError
+            Another shape.
+
+        """
+        if isinstance(value, Operators):
+            value = value.operand
+        if not is_array(value):
+            value = made(value)
+        if tuple(value.shape) != self.shape:
+            msg = f"value: shape {self.shape} is required, got {tuple(value.shape)}"
+            raise ValueError(msg)
+        self._data = write(self._data, placed(value, self._data, self.dtype))
+        return self
+
     def __repr__(self) -> str:
         name = "" if self.name is None else f", name={self.name!r}"
-        return f"Parameter({self.data!r}{name})"
+        return f"{type(self).__name__}({self._data!r}{name})"
+
+
+class Slot(Parameter):
+    """What an optimizer keeps: of any dtype."""
+
+    def __init__(self, data: Any, name: str | None) -> None:
+        self.data = data
+        self.grad = None
+        self.name = name
+
+
+class Counter(Slot):
+    """A number that an optimizer keeps; beside an array of any library it is a Python number."""
+
+    @property
+    def operand(self) -> Any:
+        """The Python number."""
+        return self.numpy().item()
+
+
+def is_numbers(x: Any) -> bool:
+    """Whether `x` is a number of Python or NumPy, or a list of them."""
+    return isinstance(x, int | float | complex | list | tuple | np.number)
 
 
 def is_parameter(x: Any) -> bool:
@@ -93,8 +186,11 @@ def assign(param: Any, value: Any, new_object: bool) -> None:
         write(param, value)
 
 
-def check_gradient(where: str, array: Any, grad: Any) -> None:
-    """Raise, with `where` in front, unless the gradient fits the array of its parameter."""
+def check_gradient(where: str, array: Any, grad: Any, shape: tuple[int, ...] | None = None) -> None:
+    """Raise, with `where` in front, unless the gradient fits the array of its parameter.
+
+    `shape` is that of the gradient where it is another: rows only.
+    """
     if not is_floating(array):
         msg = f"{where}: a floating-point parameter is required, got {dtype_name(array)}"
         raise TypeError(msg)
@@ -109,7 +205,7 @@ def check_gradient(where: str, array: Any, grad: Any) -> None:
     if not is_array(grad) or not same_library(grad, array):
         msg = f"{where}: gradient: {kind(array)} is required, got {kind(grad)}"
         raise TypeError(msg)
-    _check_like(f"{where}: gradient", array, grad)
+    _check_like(f"{where}: gradient", array, grad, shape)
 
 
 def check_state(
@@ -137,9 +233,10 @@ def check_state(
         _check_like(f"{where}: state {key!r}", array, state[key])
 
 
-def _check_like(what: str, array: Any, x: Any) -> None:
-    if tuple(x.shape) != tuple(array.shape):
-        msg = f"{what}: shape {tuple(array.shape)} is required, got {tuple(x.shape)}"
+def _check_like(what: str, array: Any, x: Any, shape: tuple[int, ...] | None = None) -> None:
+    shape = tuple(array.shape) if shape is None else shape
+    if tuple(x.shape) != shape:
+        msg = f"{what}: shape {shape} is required, got {tuple(x.shape)}"
         raise ValueError(msg)
     if x.dtype != array.dtype:
         msg = f"{what}: dtype {dtype_name(array)} is required, got {dtype_name(x)}"

@@ -1,0 +1,719 @@
+"""What every optimizer shaped like Keras's shares: variables, gradients, clipping, averages."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, Self, TypeAlias
+
+import numpy as np
+
+from refopt.interp.arrays import (
+    applied,
+    dtype_name,
+    laid_out_like,
+    namespace_of,
+    recording,
+)
+from refopt.interp.host import (
+    copied,
+    is_array,
+    is_floating,
+    is_mesh,
+    made,
+    on_mesh,
+    placed,
+    replicated,
+    same_library,
+)
+from refopt.optim import tape as tapes
+from refopt.optim.groups import deep, number, require
+from refopt.optim.parameter import (
+    Counter,
+    Parameter,
+    Slot,
+    array_of,
+    assign,
+    check_gradient,
+    is_numbers,
+    is_parameter,
+    kind,
+)
+from refopt.optim.schedules import LearningRateSchedule, deserialize, rate, serialize
+from refopt.rules import average as ema
+from refopt.rules import rmsprop as rule
+
+Pairs: TypeAlias = list[tuple[Any, Any]]  # (gradient, variable)
+
+
+class GradientsClipOption(NamedTuple):
+    """The three limits as one argument; see `Optimizer`."""
+
+    clipnorm: float | None = None
+    clipvalue: float | None = None
+    global_clipnorm: float | None = None
+
+
+class EMAOption(NamedTuple):
+    """The average of the variables as one argument; see `Optimizer`."""
+
+    use_ema: bool = False
+    ema_momentum: float = 0.99
+    ema_overwrite_frequency: int | None = None
+
+
+class IndexedSlices:
+    """A sparse gradient: some rows of a variable's first axis, which may repeat and then add up.
+
+    Parameters
+    ----------
+    values : array
+        The rows, of shape (k, ...).
+    indices : sequence or array of int
+        Which rows they are, k numbers from 0.
+    dense_shape : sequence of int, optional
+        The shape of the whole gradient (default: that of its variable).
+
+    """
+
+    def __init__(self, values: Any, indices: Any, dense_shape: Any = None) -> None:
+        self.values = values
+        self.indices = indices
+        self.dense_shape = dense_shape
+
+
+INITIALIZERS: Mapping[str, float] = {"zeros": 0.0, "ones": 1.0}
+DEPRECATED = ("lr", "decay", "gradient_transformers", "gradient_aggregator")
+
+
+class Optimizer:
+    """Base of optimizers with the surface of Keras's: subclass it with your own step.
+
+    A subclass defines `update_step(gradient, variable)`, which changes the variable, and `build`,
+    which calls `super().build(var_list)` and makes its own variables; `get_config` adds its
+    arguments to those of the base. `self._learning_rate = self._build_learning_rate(x)` in its
+    `__init__` makes `learning_rate` a number that can be assigned, or one that follows a schedule.
+
+    Parameters
+    ----------
+    name : str, optional
+        In front of the names of the variables that the optimizer makes (default: the class).
+    mesh : jax.sharding.Mesh, optional
+        Where all variables live; what the optimizer keeps for a variable has its layout, counters
+        are on every device (default: None).
+    gradients_clip_option, ema_option : GradientsClipOption, EMAOption, optional
+        The arguments below in another form; both forms at once are an error.
+    jit_compile : bool
+        Run the step under the compiler of the variables' library, where it has one
+        (default: False).
+    clipnorm, global_clipnorm, clipvalue : float, optional
+        Limit of each gradient's norm, of the norm of all gradients together, of each element. The
+        first of them that is given, in this order, is used; 0 or less is none (default: None).
+    use_ema : bool
+        Keep an exponential moving average of every variable, from its value at `build`
+        (default: False).
+    ema_momentum : float
+        Its decay, in [0, 1] (default: 0.99).
+    ema_overwrite_frequency : int, optional
+        Every so many steps the variables are set to their averages; None: only by
+        `finalize_variable_values` (default: None).
+    **kwargs
+        `lr`, `decay`, `gradient_transformers`, `gradient_aggregator`: deprecated, ignored.
+
+    Raises
+    ------
+    ValueError
+        `clipnorm` with `global_clipnorm`, an option in both forms, a number out of its range.
+    TypeError
+        An argument that does not exist, or of another kind.
+
+    """
+
+    half: str = "stored"  # 16-bit: see `refopt.typing.Profile`
+
+    def __init__(
+        self,
+        name: str | None = None,
+        mesh: Any = None,
+        *,
+        gradients_clip_option: GradientsClipOption | None = None,
+        ema_option: EMAOption | None = None,
+        jit_compile: bool = False,
+        clipnorm: float | None = None,
+        clipvalue: float | None = None,
+        global_clipnorm: float | None = None,
+        use_ema: bool = False,
+        ema_momentum: float = 0.99,
+        ema_overwrite_frequency: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        for key in kwargs:
+            if key not in DEPRECATED:
+                msg = f"{type(self).__name__}() got an unexpected keyword argument {key!r}"
+                raise TypeError(msg)
+            msg = f"{key}: deprecated and ignored; the learning rate is learning_rate"
+            warnings.warn(msg, DeprecationWarning, stacklevel=3)
+        if mesh is not None and not is_mesh(mesh):
+            msg = f"mesh: a jax.sharding.Mesh or None is required, got {kind(mesh)}"
+            raise TypeError(msg)
+        limits = GradientsClipOption(clipnorm, clipvalue, global_clipnorm)
+        average = EMAOption(use_ema, ema_momentum, ema_overwrite_frequency)
+        limits = _one_form("gradients_clip_option", gradients_clip_option, limits)
+        average = _one_form("ema_option", ema_option, average)
+        for key, limit in limits._asdict().items():
+            if limit is not None:
+                number(key, limit)
+        if limits.clipnorm is not None and limits.global_clipnorm is not None:
+            msg = (
+                "clipnorm: None is required where global_clipnorm is given, "
+                f"got {limits.clipnorm!r} and {limits.global_clipnorm!r}"
+            )
+            raise ValueError(msg)
+        if average.use_ema:
+            _check_average(average)
+        self.name = type(self).__name__ if name is None else name
+        self.mesh = mesh
+        self.jit_compile = bool(jit_compile)
+        self.clipnorm, self.clipvalue, self.global_clipnorm = limits
+        self.use_ema, self.ema_momentum, self.ema_overwrite_frequency = average
+        self._schedule: Any = None
+        self._learning_rate: Any = None
+        self._built = False  # for subclasses
+        self._var_list: list[Any] = []
+        self._own: list[Parameter] = []  # made by add_variable, in this order
+        self._averages: dict[Any, Parameter] = {}
+        self._iterations = self._counter(np.asarray(0), "iteration")
+
+    # -- learning rate, counters, variables -------------------------------------------------------
+    def _build_learning_rate(self, learning_rate: Any) -> Counter:
+        """What `learning_rate` is: a number, or what a schedule gives for the step."""
+        self._schedule = None
+        if isinstance(learning_rate, Mapping):
+            learning_rate = deserialize(learning_rate)
+        if callable(learning_rate) and not is_parameter(learning_rate):
+            self._schedule = learning_rate
+            learning_rate = self._scheduled()
+        value = np.asarray(number("learning_rate", learning_rate))
+        return self._counter(value, "learning_rate")
+
+    def _counter(self, value: Any, name: str) -> Counter:
+        return Counter(value if self.mesh is None else replicated(value, self.mesh), name)
+
+    def _scheduled(self) -> float:
+        """The learning rate of the next step by the schedule."""
+        value = rate(self._schedule, self._iterations.operand, lambda x, num: num(x))
+        return number("learning_rate", value)
+
+    @property
+    def learning_rate(self) -> Any:
+        """The learning rate, a variable; with a schedule that of the last step.
+
+        Set it to a number; with a schedule that is a TypeError.
+        """
+        return self._learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        if self._schedule is not None:
+            msg = "learning_rate: it follows a schedule and cannot be set; make a new optimizer"
+            raise TypeError(msg)
+        if callable(value) and not is_parameter(value):
+            msg = "learning_rate: a number is required where none was a schedule, got a schedule"
+            raise ValueError(msg)
+        self._learning_rate.assign(np.asarray(number("learning_rate", value)))
+
+    @property
+    def iterations(self) -> Any:
+        """The number of steps done, an integer variable; it may be set before `build`."""
+        return self._iterations
+
+    @iterations.setter
+    def iterations(self, value: Any) -> None:
+        if self._var_list:
+            msg = "iterations: setting is required before build; use iterations.assign afterwards"
+            raise RuntimeError(msg)
+        self._iterations.assign(np.asarray(int(value)))
+
+    @property
+    def variables(self) -> list[Any]:
+        """Everything the optimizer keeps: iteration, learning rate, then as they were made."""
+        counters = [self._iterations, self._learning_rate]
+        return [x for x in counters if x is not None] + [*self._own]
+
+    def add_variable(
+        self, shape: Any = None, dtype: Any = None, initializer: Any = "zeros", name: Any = None
+    ) -> Parameter:
+        """Make a variable that the optimizer keeps.
+
+        Parameters
+        ----------
+        shape : sequence of int, or one int, optional
+            None is a scalar (default: None).
+        dtype : str, optional
+            Or a dtype of an array library (default: float32).
+        initializer : str or callable
+            "zeros", "ones", or `initializer(shape, dtype)` (default: "zeros").
+        name : str, optional
+            (default: None).
+
+        Returns
+        -------
+        The variable: of the library of the variables of `build`, on every device of the mesh; of
+        NumPy before it.
+
+        Raises
+        ------
+        ValueError
+            An initializer of another name or of another shape.
+
+        """
+        wanted = _shape(shape)
+        kept = "float32" if dtype is None else _dtype(dtype)
+        if callable(initializer):
+            value = initializer(wanted, kept)
+        elif initializer in INITIALIZERS:
+            value = np.full(wanted, INITIALIZERS[initializer])
+        else:
+            msg = (
+                f"initializer: a callable or one of {', '.join(INITIALIZERS)} is required, "
+                f"got {initializer!r}"
+            )
+            raise ValueError(msg)
+        value = made(value, kept) if not is_array(value) else value
+        if tuple(value.shape) != wanted:
+            msg = f"initializer: shape {wanted} is required, got {tuple(value.shape)}"
+            raise ValueError(msg)
+        like = made(0.0, kept) if not self._var_list else array_of(self._var_list[0])
+        if self.mesh is not None:
+            like = replicated(made(0.0, "float32"), self.mesh)
+        data = placed(value, like, getattr(namespace_of(like).xp, kept, like.dtype))
+        return self._kept(data, name)
+
+    def add_variable_from_reference(
+        self, model_variable: Any, variable_name: str, initial_value: Any = None
+    ) -> Parameter:
+        """Make a variable of the shape, dtype, place and layout of another.
+
+        Parameters
+        ----------
+        model_variable : variable
+        variable_name : str
+            Its name is "{variable_name}/{name of model_variable}".
+        initial_value : array, variable or number, optional
+            Of the same shape, or a number (default: zeros).
+
+        Raises
+        ------
+        ValueError
+            `initial_value` of another shape.
+
+        """
+        (model_variable,) = tapes.listed("model_variable", [model_variable])
+        like = array_of(model_variable)
+        with recording(False, like):
+            data = copied(namespace_of(like).zeros_like(like))
+            kept = Slot(data, f"{variable_name}/{_name(model_variable)}")
+            if initial_value is not None:
+                value = initial_value
+                value = array_of(value) if is_parameter(value) else value
+                value = value if is_array(value) else made(value, "float64")
+                if tuple(value.shape) == ():
+                    value = np.full(kept.shape, float(value))
+                kept.assign(value)
+        kept.data = laid_out_like(kept.data, like)
+        self._own.append(kept)
+        return kept
+
+    def _kept(self, data: Any, name: str | None) -> Parameter:
+        self._own.append(Slot(data, name))
+        return self._own[-1]
+
+    # -- steps ------------------------------------------------------------------------------------
+    def build(self, var_list: Any) -> None:
+        """Learn which variables there are; a second call is ignored.
+
+        A subclass calls `super().build(var_list)` and makes its own variables.
+
+        Raises
+        ------
+        TypeError
+            Not a list of floating-point variables, or variables of several libraries.
+        ValueError
+            A variable twice, or one outside the mesh.
+
+        """
+        if self._var_list:
+            return
+        variables = tapes.listed("var_list", var_list)
+        if len(variables) != len(set(variables)):
+            msg = "var_list: each variable once is required, got one twice"
+            raise ValueError(msg)
+        for i, variable in enumerate(variables):
+            self._check_variable(f"var_list[{i}] ({_name(variable)})", variable, variables[0])
+        self._var_list = variables
+        if self.use_ema:
+            for variable in variables:
+                self._averages[variable] = self.add_variable_from_reference(
+                    variable, f"{self.name}/average", array_of(variable)
+                )
+
+    def _check_variable(self, where: str, variable: Any, first: Any) -> None:
+        array, other = array_of(variable), array_of(first)
+        if not is_floating(array):
+            msg = f"{where}: a floating-point variable is required, got {dtype_name(array)}"
+            raise TypeError(msg)
+        if not same_library(array, other):
+            msg = f"{where}: one library is required, got {kind(array)} beside {kind(other)}"
+            raise TypeError(msg)
+        if self.mesh is not None and not on_mesh(array, self.mesh):
+            place = getattr(array, "sharding", kind(array))
+            msg = f"{where}: a JAX array on the devices of the mesh is required, got {place}"
+            raise ValueError(msg)
+
+    def update_step(self, gradient: Any, variable: Any) -> None:
+        """Change one variable by its gradient; a subclass defines it."""
+        msg = f"{kind(self)}: an optimizer is required to define update_step(gradient, variable)"
+        raise NotImplementedError(msg)
+
+    def apply_gradients(self, grads_and_vars: Any) -> None:
+        """Take one step.
+
+        Every pair is checked before anything changes. A variable whose gradient is None is left
+        alone, with a warning; its average still takes it in.
+
+        Parameters
+        ----------
+        grads_and_vars : iterable of (gradient, variable)
+            A gradient is an array of the variable's library, shape and dtype, an `IndexedSlices`,
+            numbers, or None.
+
+        Raises
+        ------
+        TypeError
+            No iterable of pairs, or a gradient of another library or dtype.
+        ValueError
+            Every gradient is None, one has another shape or device, or a variable comes twice.
+        KeyError
+            A variable that `build` did not get.
+
+        """
+        pairs = self._checked(grads_and_vars)
+        learning_rate = None if self._schedule is None else self._scheduled()
+        if not self._var_list:
+            self.build([variable for _, variable in pairs])
+        if learning_rate is not None:
+            self._learning_rate.assign(np.asarray(learning_rate))
+        self._step([pair for pair in pairs if pair[0] is not None])
+
+    def _checked(self, grads_and_vars: Any) -> Pairs:
+        """The pairs, gradients as arrays or rows; raises unless all are as required."""
+        wanted = "grads_and_vars: an iterable of (gradient, variable) is required"
+        if isinstance(grads_and_vars, Mapping | str) or not isinstance(grads_and_vars, Iterable):
+            msg = f"{wanted}, got {kind(grads_and_vars)}"
+            raise TypeError(msg)
+        pairs: Pairs = []
+        for i, pair in enumerate(grads_and_vars):
+            if not (isinstance(pair, tuple | list) and len(pair) == 2 and is_parameter(pair[1])):
+                size = f" of {len(pair)}" if isinstance(pair, tuple | list) else ""
+                msg = f"{wanted}, got {kind(pair)}{size} at {i}"
+                if isinstance(pair, tuple | list) and len(pair) == 2:
+                    msg = f"{wanted}, got {kind(pair[1])} as variable at {i}"
+                raise TypeError(msg)
+            pairs.append((pair[0], pair[1]))
+        variables = [variable for _, variable in pairs]
+        if len(variables) != len(set(variables)):
+            msg = "grads_and_vars: each variable once is required, got one twice"
+            raise ValueError(msg)
+        for i, variable in enumerate(variables):
+            where = f"variable {i} ({_name(variable)})"
+            self._check_known(where, variable)
+            if not self._var_list:
+                self._check_variable(where, variable, variables[0])
+            pairs[i] = (_gradient(where, array_of(variable), pairs[i][0]), variable)
+        missing = [_name(variable) for gradient, variable in pairs if gradient is None]
+        if len(missing) == len(pairs):
+            msg = (
+                "grads_and_vars: a gradient for at least one variable is required, "
+                f"got none for {', '.join(missing) or 'no variable'}"
+            )
+            raise ValueError(msg)
+        if missing:
+            msg = f"no gradient for {', '.join(missing)}: left alone in this step"
+            warnings.warn(msg, UserWarning, stacklevel=3)
+        return pairs
+
+    def _check_known(self, where: str, variable: Any) -> None:
+        if self._var_list and variable not in set(self._var_list):
+            known = ", ".join(_name(v) for v in self._var_list)
+            msg = (
+                f"{where}: a variable that build got is required ({known}); "
+                "for other variables make another optimizer"
+            )
+            raise KeyError(msg)
+
+    def _step(self, pairs: Pairs) -> None:
+        """One step with gradients that fit: clip, `update_step`, count, average."""
+        hyper = self._limits()
+        grads, variables = [g for g, _ in pairs], [v for _, v in pairs]
+        arrays = [array_of(v) for v in variables]
+        clipped = applied(
+            lambda given, xp: rule.first_given(given, hyper, xp), self.half, arrays, grads
+        )
+        for given, variable in zip(clipped, variables, strict=True):
+            if isinstance(given, rule.Rows):
+                given = IndexedSlices(given.values, given.indices, array_of(variable).shape)
+            self.update_step(given, variable)
+        self._iterations.assign_add(1)
+        self._average(hyper)
+
+    def _average(self, hyper: rule.Hyper) -> None:
+        """The averages after a step, and the variables where they are overwritten."""
+        if not self._averages:
+            return
+        momentum = rule.from_start(0, hyper)
+        arrays = [array_of(v) for v in self._averages]
+        olds = [kept.data for kept in self._averages.values()]
+
+        def averaged(olds: list[Any], news: list[Any], xp: Any) -> list[Any]:
+            pairs = zip(olds, news, strict=True)
+            return [ema.averaged(old, new, momentum) for old, new in pairs]
+
+        means = applied(averaged, self.half, arrays, olds, arrays)
+        overwritten = ema.overwrites(self._iterations.operand, self.ema_overwrite_frequency)
+        for (variable, kept), mean in zip(self._averages.items(), means, strict=True):
+            put(kept, mean)
+            if overwritten:
+                put(variable, copied(mean))
+
+    def _limits(self) -> rule.Hyper:
+        """The hyperparameters that every optimizer has."""
+        frequency = self.ema_overwrite_frequency
+        return rule.Hyper(
+            clipnorm=_limit("clipnorm", self.clipnorm),
+            clipvalue=_limit("clipvalue", self.clipvalue),
+            global_clipnorm=_limit("global_clipnorm", self.global_clipnorm),
+            ema_momentum=number("ema_momentum", self.ema_momentum),
+            ema_overwrite_frequency=frequency,
+        )
+
+    def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> Pairs:
+        """The gradients of a loss as a list of (gradient or None, variable).
+
+        By torch's autograd, by `jax.grad`, or by a complex step on NumPy, CuPy and others; see
+        `refopt.GradientTape`. An array loss stands for the sum of its elements.
+
+        Parameters
+        ----------
+        loss : callable or recorded value
+            A function without arguments, or what `tape` recorded.
+        var_list : list of variables
+        tape : optional
+            A `refopt.GradientTape`, or whatever has `gradient(loss, variables)`; a callable loss
+            is called in its `with` block (default: None).
+
+        Raises
+        ------
+        ValueError
+            `loss` is no function and there is no tape; see also `refopt.GradientTape.gradient`.
+        TypeError
+            `var_list` is no list of variables.
+
+        """
+        return tapes.compute_gradients(loss, var_list, tape)
+
+    def minimize(self, loss: Any, var_list: Any, tape: Any = None) -> Any:
+        """`compute_gradients`, then `apply_gradients`; returns `iterations`."""
+        self.apply_gradients(self.compute_gradients(loss, var_list, tape))
+        return self.iterations
+
+    def finalize_variable_values(self, var_list: Any = None) -> None:
+        """Set variables to their averages; nothing without `use_ema`.
+
+        Parameters
+        ----------
+        var_list : list of variables, optional
+            Which (default: all that `build` got).
+
+        Raises
+        ------
+        KeyError
+            A variable that `build` did not get.
+
+        """
+        if not self.use_ema:
+            return
+        variables = self._var_list if var_list is None else tapes.listed("var_list", var_list)
+        for i, variable in enumerate(variables):
+            if variable not in self._averages:
+                msg = (
+                    f"var_list[{i}] ({_name(variable)}): a variable that build got is required, "
+                    f"got one of {len(self._averages)} others"
+                )
+                raise KeyError(msg)
+        for variable in variables:
+            put(variable, copied(self._averages[variable].data))
+
+    # -- configuration and state ------------------------------------------------------------------
+    def get_config(self) -> dict[str, Any]:
+        """The arguments that make the optimizer again, serialisable as JSON; not its state.
+
+        A mesh is no part of it: add it to the dict where it is wanted.
+
+        Raises
+        ------
+        NotImplementedError
+            The learning rate is a function, and no `LearningRateSchedule` with a config.
+
+        """
+        config: dict[str, Any] = {
+            "name": self.name,
+            "jit_compile": self.jit_compile,
+            "clipnorm": self.clipnorm,
+            "clipvalue": self.clipvalue,
+            "global_clipnorm": self.global_clipnorm,
+            "use_ema": self.use_ema,
+            "ema_momentum": self.ema_momentum,
+            "ema_overwrite_frequency": self.ema_overwrite_frequency,
+        }
+        return {key: _json(x) for key, x in config.items()}
+
+    def _serialize_hyperparameter(self, value: Any) -> Any:
+        """A hyperparameter as JSON knows it; a schedule as its class and arguments."""
+        if value is self._learning_rate and self._schedule is not None:
+            value = self._schedule
+        if isinstance(value, LearningRateSchedule):
+            return serialize(value)
+        if callable(value) and not is_parameter(value):
+            msg = (
+                "learning_rate: a LearningRateSchedule is required to be in a config, "
+                f"got {kind(value)}"
+            )
+            raise NotImplementedError(msg)
+        return float(value)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """The optimizer of a config; `config` is left as it is."""
+        arguments = dict(config)
+        if isinstance(arguments.get("learning_rate"), Mapping):
+            arguments["learning_rate"] = deserialize(arguments["learning_rate"])
+        return cls(**arguments)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies of all `variables`, for `refopt.save`: `{"variables": [[name, array], ...]}`."""
+        return {"variables": [[v.name, deep(v.data)] for v in self.variables]}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Set all `variables` to what `state_dict` returned, after `build`.
+
+        Raises
+        ------
+        ValueError
+            Other variables, by name or shape. Nothing is loaded then.
+
+        """
+        own, saved = self.variables, state_dict["variables"]
+        expected = [(v.name, v.shape) for v in own]
+        given = [(name, tuple(x.shape)) for name, x in saved]
+        if expected != given:
+            msg = f"state_dict: variables {expected} are required (build first), got {given}"
+            raise ValueError(msg)
+        for variable, (_, value) in zip(own, saved, strict=True):
+            variable.assign(value)
+
+
+def put(variable: Any, value: Any) -> None:
+    """Give a variable a value, with the layout that it has."""
+    assign(variable, laid_out_like(value, array_of(variable)), new_object=False)
+
+
+def _one_form(name: str, option: Any, flat: Any) -> Any:
+    if option is None:
+        return flat
+    if not isinstance(option, type(flat)):
+        msg = f"{name}: a refopt.{type(flat).__name__} is required, got {kind(option)}"
+        raise TypeError(msg)
+    if flat != type(flat)():
+        given = [key for key, x in flat._asdict().items() if x != type(flat)()._asdict()[key]]
+        msg = f"{name}: one form is required, got {', '.join(given)} as well"
+        raise ValueError(msg)
+    return option
+
+
+def _check_average(average: EMAOption) -> None:
+    momentum, frequency = average.ema_momentum, average.ema_overwrite_frequency
+    require("ema_momentum", momentum)
+    if momentum > 1:
+        msg = f"ema_momentum: a number in [0, 1] is required, got {momentum!r}"
+        raise ValueError(msg)
+    whole = isinstance(frequency, int | np.integer) and not isinstance(frequency, bool)
+    if frequency is not None and not (whole and frequency >= 1):
+        msg = f"ema_overwrite_frequency: an integer >= 1 or None is required, got {frequency!r}"
+        raise ValueError(msg)
+
+
+def _limit(name: str, value: Any) -> float | None:
+    return None if value is None else number(name, value)
+
+
+def _json(x: Any) -> Any:
+    """A number of NumPy as one of Python."""
+    return x.item() if isinstance(x, np.generic) else x
+
+
+def _name(variable: Any) -> str:
+    return getattr(variable, "name", None) or "Variable"
+
+
+def _shape(shape: Any) -> tuple[int, ...]:
+    if shape is None:
+        return ()
+    if is_array(shape):
+        shape = Counter(shape, "shape").numpy()
+    return (int(shape),) if isinstance(shape, int) else tuple(int(n) for n in shape)
+
+
+def _dtype(dtype: Any) -> str:
+    """The name of a dtype of any library."""
+    if isinstance(dtype, str):
+        return dtype
+    name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
+    return str(name).rpartition(".")[2]
+
+
+def _gradient(where: str, array: Any, gradient: Any) -> Any:
+    """A gradient as an array, rows or None; raises unless it fits the array of its variable."""
+    if gradient is None:
+        return None
+    if isinstance(gradient, IndexedSlices):
+        return _rows(where, array, gradient)
+    if isinstance(gradient, Parameter):
+        gradient = gradient.data
+    if is_numbers(gradient):
+        gradient = placed(made(gradient, "float64"), array, array.dtype)
+    check_gradient(where, array, gradient)
+    return gradient
+
+
+def _rows(where: str, array: Any, gradient: IndexedSlices) -> rule.Rows:
+    """A sparse gradient as the rule takes it."""
+    shape, values, indices = tuple(array.shape), gradient.values, gradient.indices
+    if is_numbers(values):
+        values = placed(made(values, "float64"), array, array.dtype)
+    if is_array(indices):
+        indices = Counter(indices, "indices").numpy().tolist()
+    try:
+        rows = tuple(index.__index__() for index in indices)
+    except (TypeError, AttributeError) as error:
+        msg = f"{where}: indices: a sequence of integers is required, got {gradient.indices!r}"
+        raise TypeError(msg) from error
+    dense = gradient.dense_shape
+    if not shape or (dense is not None and _shape(dense) != shape):
+        msg = f"{where}: dense_shape: {shape} with a first axis is required, got {dense!r}"
+        raise ValueError(msg)
+    wrong = [row for row in rows if not 0 <= row < shape[0]]
+    if wrong:
+        msg = f"{where}: indices: integers from 0 to below {shape[0]} are required, got {wrong}"
+        raise ValueError(msg)
+    check_gradient(f"{where}: values", array, values, (len(rows), *shape[1:]))
+    return rule.Rows(values, rows, shape[0])

@@ -1,0 +1,322 @@
+"""RMSprop as an object: the surface of Keras's class around `refopt.rules.rmsprop`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from refopt.interp.arrays import Floats, compiled, init, passage, recording, run, scalar_of
+from refopt.interp.host import copied
+from refopt.optim.groups import number, require
+from refopt.optim.keras import EMAOption, GradientsClipOption, Optimizer, Pairs, _gradient, put
+from refopt.optim.keras import _name as name_of
+from refopt.optim.parameter import Parameter, array_of
+from refopt.optim.schedules import rate
+from refopt.rules import average as ema
+from refopt.rules import rmsprop as rule
+from refopt.typing import Number, Numbers, Profile
+
+SLOTS = {"v": "velocity", "buffer": "momentum", "a": "average_gradient"}
+"""The fields of the rule's state, and what the variables that hold them are called."""
+
+
+class RMSprop(Optimizer):
+    """Divide the gradient by the root of a discounted average of its square.
+
+    The equations are `refopt.rules.rmsprop`, clauses RMS-3 to RMS-10. Variables are arrays of any
+    library in `refopt.Variable`, or torch tensors.
+
+    Parameters
+    ----------
+    learning_rate : float, schedule or callable
+        γ; a `refopt.schedules` object, or a function of the number of steps done (default: 1e-3).
+    rho : float
+        ρ in [0, 1], decay of the averages (default: 0.9).
+    momentum : float
+        μ ≥ 0; 0 keeps no momentum (default: 0).
+    epsilon : float
+        ε ≥ 0, added to the root (default: 1e-7).
+    centered : bool
+        Divide by the root of the estimated variance instead (default: False).
+    gradients_clip_option, ema_option, jit_compile, name, mesh, clipnorm, clipvalue, \
+global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency, **kwargs
+        See `refopt.Optimizer`.
+    profile : str
+        Whose rule: "documented", or a release from `refopt.rules.rmsprop.PROFILES`; arguments
+        keep their defaults, and where a release checks no range, none is checked
+        (default: "documented").
+
+    Raises
+    ------
+    ValueError
+        A number out of its range or NaN, an unknown profile, an option in both forms.
+    TypeError
+        An argument that does not exist, or of another kind.
+
+    Example
+    -------
+    >>> import refopt
+    >>> opt = refopt.RMSprop(learning_rate=0.1)
+    >>> var1 = refopt.Variable(10.0)
+    >>> loss = lambda: (var1 ** 2) / 2.0
+    >>> step_count = opt.minimize(loss, [var1]).numpy()
+    >>> print(var1.numpy())
+    9.683772
+
+    Source: G. Hinton, "Neural Networks for Machine Learning", lecture 6e (2012);
+    tf.keras.dtensor.experimental.optimizers.RMSprop, TF 2.9.
+
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        rho: float = 0.9,
+        momentum: float = 0.0,
+        epsilon: float = 1e-7,
+        centered: bool = False,
+        gradients_clip_option: GradientsClipOption | None = None,
+        ema_option: EMAOption | None = None,
+        jit_compile: bool = False,
+        name: str | None = "RMSprop",
+        mesh: Any = None,
+        *,
+        clipnorm: float | None = None,
+        clipvalue: float | None = None,
+        global_clipnorm: float | None = None,
+        use_ema: bool = False,
+        ema_momentum: float = 0.99,
+        ema_overwrite_frequency: int | None = None,
+        profile: str = "documented",
+        **kwargs: Any,
+    ) -> None:
+        if profile not in rule.PROFILES:
+            msg = f"profile: one of {', '.join(rule.PROFILES)} is required, got {profile!r}"
+            raise ValueError(msg)
+        self.profile = profile
+        self.half = rule.PROFILES[profile].half
+        super().__init__(
+            name,
+            mesh,
+            gradients_clip_option=gradients_clip_option,
+            ema_option=ema_option,
+            jit_compile=jit_compile,
+            clipnorm=clipnorm,
+            clipvalue=clipvalue,
+            global_clipnorm=global_clipnorm,
+            use_ema=use_ema,
+            ema_momentum=ema_momentum,
+            ema_overwrite_frequency=ema_overwrite_frequency,
+            **kwargs,
+        )
+        numbers = {"rho": rho, "momentum": momentum, "epsilon": epsilon}
+        for key, value in numbers.items():
+            number(key, value)
+            if profile == "documented":
+                require(key, value)
+        if profile == "documented" and rho > 1:
+            msg = f"rho: a number in [0, 1] is required, got {rho!r}"
+            raise ValueError(msg)
+        self.rho, self.momentum, self.epsilon = rho, momentum, epsilon
+        self.centered = bool(centered)
+        self._learning_rate = self._build_learning_rate(learning_rate)
+        self._slots: dict[Any, dict[str, Parameter]] = {}
+        self._compiled: dict[Any, Any] = {}
+
+    def _scheduled(self) -> float:
+        """The learning rate of the next step, in the numbers of the profile's schedules."""
+
+        def real(x: Number, num: Numbers) -> Number:
+            return rule.PROFILES[self.profile].choices.schedule(x, num)
+
+        return number("learning_rate", rate(self._schedule, self._iterations.operand, real))
+
+    def build(self, var_list: Any) -> None:
+        """Make velocity, momentum and average_gradient of every variable, as far as they are used.
+
+        They have the shape, dtype, place and layout of their variable and start at zero; a
+        profile's velocity may start at one. A second call is ignored.
+        """
+        if self._var_list:
+            return
+        super().build(var_list)
+        for variable in self._var_list:
+            array = array_of(variable)
+            with recording(False, array):
+                state, _ = init(rule, self._rule(self._hyper()), array)
+            self._slots[variable] = {
+                field: self._kept(value, f"{self.name}/{slot}/{name_of(variable)}")
+                for field, slot in SLOTS.items()
+                if (value := getattr(state, field)) is not None
+            }
+
+    def update_step(self, gradient: Any, variable: Any) -> None:
+        """One step of one variable; no clipping, average or count of steps.
+
+        Raises
+        ------
+        KeyError
+            A variable that `build` did not get.
+        TypeError, ValueError
+            A gradient that does not fit.
+
+        """
+        where = f"variable ({name_of(variable)})"
+        if variable not in self._slots:
+            msg = f"{where}: a variable that build got is required"
+            raise KeyError(msg)
+        if not isinstance(gradient, rule.Rows):
+            gradient = _gradient(where, array_of(variable), gradient)
+        hyper = self._hyper()
+        profile = self._rule(hyper)
+        choices = profile.choices._replace(clip=rule.unclipped, average=rule.no_average)
+        self._run([variable], [gradient], hyper, profile._replace(choices=choices), None)
+
+    def _step(self, pairs: Pairs) -> None:
+        if type(self).update_step is not RMSprop.update_step:  # a subclass steps in its own way
+            super()._step(pairs)
+            return
+        given = {variable: gradient for gradient, variable in pairs}
+        place = {variable: i for i, variable in enumerate(self._var_list)}
+        hyper = self._hyper()
+        self._run(
+            self._var_list,
+            [given.get(variable) for variable in self._var_list],
+            hyper,
+            self._rule(hyper),
+            [place[variable] for _, variable in pairs],
+        )
+        self._iterations.assign_add(1)
+
+    def _run(
+        self,
+        variables: Sequence[Any],
+        grads: Sequence[Any],
+        hyper: rule.Hyper,
+        profile: Profile,
+        order: list[int] | None,
+    ) -> None:
+        """The rule's step of these variables: computed as a whole, then written."""
+        states = [self._state(variable) for variable in variables]
+        clock = rule.Clock(self._iterations.operand)
+        arrays = [array_of(variable) for variable in variables]
+        with recording(False, *arrays):
+            stepped = self._results(arrays, grads, states, clock, hyper, profile, order)
+        written: set[int] = set()
+
+        def own(value: Any) -> Any:
+            """A copy where the rule gave two quantities one array."""
+            again = id(value) in written
+            written.add(id(value))
+            return copied(value) if again else value
+
+        for variable, (param, state) in zip(variables, stepped, strict=True):
+            if param is not None:
+                put(variable, own(param))
+            slots = {**self._slots[variable]}
+            if variable in self._averages:
+                slots["average"] = self._averages[variable]
+            for field, slot in slots.items():
+                value = getattr(state, field)
+                if value is not slot.data:
+                    put(slot, own(value))
+
+    def _results(
+        self,
+        arrays: list[Any],
+        grads: Sequence[Any],
+        states: list[rule.State],
+        clock: rule.Clock,
+        hyper: rule.Hyper,
+        profile: Profile,
+        order: list[int] | None,
+    ) -> list[tuple[Any, rule.State]]:
+        """(parameter or None, state) of each variable after the step."""
+        clocks = [clock for _ in arrays]
+
+        def step(
+            arrays: Any, grads: Any, states: Any, hyper: Any, **more: Any
+        ) -> list[tuple[Any, rule.State]]:
+            quantities, after, _ = run(
+                rule, profile, arrays, grads, states, clocks, hyper, order=order, **more
+            )
+            params = [None if q is None else q.param for q in quantities]
+            return list(zip(params, after, strict=True))
+
+        sparse = any(isinstance(grad, rule.Rows) for grad in grads)
+        if not self.jit_compile or sparse:
+            return step(arrays, grads, states, hyper)
+        enter = [passage(array, profile.half).enter for array in arrays]
+        entered = [way(array) for way, array in zip(enter, arrays, strict=True)]
+        ticked = rule.ticks(entered, grads, clocks, hyper, profile.choices, num=Floats())
+        scalars = [
+            s if s is None else rule.Scalars(*(scalar_of(x, array) for x in s))
+            for (s, _), array in zip(ticked, arrays, strict=True)
+        ]
+        after = [clock for _, clock in ticked]
+        t = int(after[0].t)
+        # what the compiled step depends on besides arrays; the learning rate is among the scalars
+        fixed = hyper._replace(lr=0.0)
+        key = (
+            fixed,
+            profile.choices,
+            tuple(grad is None for grad in grads),
+            tuple(order or ()),
+            bool(self._averages) and rule.PROFILES[self.profile].choices.average_start(t, hyper),
+            bool(self._averages) and ema.overwrites(t, hyper.ema_overwrite_frequency),
+        )
+        if key not in self._compiled:
+
+            def traced(arrays: Any, grads: Any, states: Any, scalars: Any) -> Any:
+                pairs = list(zip(scalars, after, strict=True))
+                return step(arrays, grads, states, fixed, ticked=pairs)
+
+            self._compiled[key] = compiled(traced, arrays[0])
+        results: list[tuple[Any, rule.State]] = self._compiled[key](
+            arrays, list(grads), states, scalars
+        )
+        return results
+
+    def _state(self, variable: Any) -> rule.State:
+        slots = self._slots[variable]
+        fields: dict[str, Any] = {
+            field: slots[field].data if field in slots else None for field in SLOTS
+        }
+        average = self._averages.get(variable)
+        return rule.State(**fields, average=None if average is None else average.data)
+
+    def _hyper(self) -> rule.Hyper:
+        return self._limits()._replace(
+            lr=float(self._learning_rate),
+            rho=number("rho", self.rho),
+            momentum=number("momentum", self.momentum),
+            epsilon=number("epsilon", self.epsilon),
+        )
+
+    def _rule(self, hyper: rule.Hyper) -> Profile:
+        """The rule for what is asked of it; raises where a slot that it needs was not made."""
+        profile = rule.PROFILES[self.profile]
+        options = {"centered": self.centered, "use_ema": self.use_ema}
+        choices = rule.configured(profile.choices, hyper, options)
+        slots = next(iter(self._slots.values()), None)
+        wanted = {
+            "buffer": ("momentum", choices.move is not rule.no_momentum),
+            "a": ("centered", choices.variance is not rule.uncentered),
+        }
+        for field, (name, needed) in wanted.items():
+            if slots is not None and needed and field not in slots:
+                msg = f"{name}: a value from before build is required, got {getattr(self, name)!r}"
+                raise ValueError(msg)
+        return profile._replace(choices=choices)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments that make the optimizer again; see `refopt.Optimizer.get_config`."""
+        return {
+            **super().get_config(),
+            "learning_rate": self._serialize_hyperparameter(self._learning_rate),
+            "rho": number("rho", self.rho),
+            "momentum": number("momentum", self.momentum),
+            "epsilon": number("epsilon", self.epsilon),
+            "centered": self.centered,
+            "profile": self.profile,
+        }

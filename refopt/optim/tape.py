@@ -1,0 +1,159 @@
+"""Gradients of a loss with respect to variables: by a function, or by a tape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from array_api_compat import is_torch_array
+
+from refopt.interp.gradients import METHODS, gradients
+from refopt.interp.recorded import Operators, Recorded, recording_on
+from refopt.optim.parameter import Parameter, array_of, is_parameter, kind
+
+
+class GradientTape:
+    """Records operations on variables; gives gradients of what they led to.
+
+    Recorded are operators, methods of their results, and functions of NumPy and torch. What the
+    tape does not see (functions of JAX, `variable.data`) goes into a function instead, which
+    `gradient` takes as well.
+
+    Parameters
+    ----------
+    method : str, optional
+        How: "torch", "jax", "complex-step" or "autograd" (default: torch's or JAX's own for their
+        arrays; else a complex step, and for many elements autograd where it is installed).
+
+    Example
+    -------
+    >>> from refopt import GradientTape, Variable
+    >>> w = Variable([1.0, 2.0])
+    >>> with GradientTape() as tape:
+    ...     loss = (w * w).sum()
+    >>> tape.gradient(loss, w)
+    array([2., 4.], dtype=float32)
+
+    """
+
+    def __init__(self, method: str | None = None) -> None:
+        if method is not None and method not in METHODS:
+            msg = f"method: one of {', '.join(METHODS)} is required, got {method!r}"
+            raise ValueError(msg)
+        self._method = method
+        self._nodes: list[Recorded] = []
+        self._open: Any = None
+
+    def __enter__(self) -> GradientTape:
+        if self._open is not None:
+            msg = "tape: one block at a time is required, got an open one"
+            raise RuntimeError(msg)
+        self._nodes = []
+        self._open = recording_on(self._nodes)
+        self._open.__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        opened, self._open = self._open, None
+        opened.__exit__(*exception)
+
+    def gradient(self, loss: Any, sources: Any) -> Any:
+        """The gradient of the sum of `loss` with respect to `sources`.
+
+        Parameters
+        ----------
+        loss : recorded value or callable
+            What a `with` block of this tape computed, or a function without arguments.
+        sources : variable or sequence of variables
+
+        Returns
+        -------
+        An array, or a list of them; None for a variable that the loss does not read.
+
+        Raises
+        ------
+        ValueError
+            `loss` was not recorded by this tape; a loss that is no analytic function, or too many
+            elements, where a complex step is taken.
+        TypeError
+            `sources` are no variables.
+
+        """
+        single = is_parameter(sources)
+        variables = [sources] if single else listed("sources", sources)
+        if isinstance(loss, Recorded) and any(node is loss for node in self._nodes):
+            loss = loss.again
+        elif not callable(loss) or isinstance(loss, Operators):
+            msg = f"loss: a value that this tape recorded is required, got {kind(loss)}"
+            raise ValueError(msg)
+        found = differentiated(loss, variables, self._method)
+        return found[0] if single else found
+
+
+def listed(name: str, variables: Any) -> list[Any]:
+    """`variables` as a list; TypeError unless it is an iterable of them."""
+    if is_parameter(variables) or not isinstance(variables, Iterable):
+        msg = f"{name}: a list of variables is required, got {kind(variables)}"
+        raise TypeError(msg)
+    result = list(variables)
+    for i, variable in enumerate(result):
+        if not is_parameter(variable):
+            hint = "; wrap it: refopt.Variable(array)" if hasattr(variable, "dtype") else ""
+            msg = (
+                f"{name}[{i}]: a refopt.Variable or a torch tensor is required, "
+                f"got {kind(variable)}{hint}"
+            )
+            raise TypeError(msg)
+    return result
+
+
+def compute_gradients(loss: Any, var_list: Any, tape: Any = None) -> list[tuple[Any, Any]]:
+    """See `refopt.Optimizer.compute_gradients`."""
+    variables = listed("var_list", var_list)
+    function = callable(loss) and not isinstance(loss, Operators)
+    if not function and tape is None:
+        msg = f"tape: the tape that recorded the loss is required where the loss is {kind(loss)}"
+        raise ValueError(msg)
+    if tape is None:
+        found = differentiated(loss, variables, None)
+    elif isinstance(tape, GradientTape) or not function:
+        found = tape.gradient(loss, variables)
+    else:
+        with tape:
+            value = loss()
+        found = tape.gradient(value, variables)
+    return list(zip(found, variables, strict=True))
+
+
+def differentiated(
+    loss: Callable[[], Any], variables: Sequence[Any], method: str | None
+) -> list[Any]:
+    """The gradient of a function with respect to each variable; None where it is not read."""
+    read: set[int] = set()
+
+    def value(arrays: Sequence[Any]) -> Any:
+        with holding(variables, arrays), recording_on(None):
+            for variable in variables:
+                variable.was_read = False
+            result = loss()
+            read.update(i for i, v in enumerate(variables) if v.was_read or is_torch_array(v))
+            return result.operand if isinstance(result, Operators) else result
+
+    found = gradients(value, [array_of(variable) for variable in variables], method)
+    return [g if i in read else None for i, g in enumerate(found)]
+
+
+@contextmanager
+def holding(variables: Sequence[Any], arrays: Sequence[Any]) -> Iterator[None]:
+    """Within, the variables hold these arrays."""
+    own = [array_of(variable) for variable in variables]
+    try:
+        for variable, array in zip(variables, arrays, strict=True):
+            if isinstance(variable, Parameter):
+                variable.data = array
+        yield
+    finally:
+        for variable, array in zip(variables, own, strict=True):
+            if isinstance(variable, Parameter):
+                variable.data = array
