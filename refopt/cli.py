@@ -144,7 +144,9 @@ def check(
                 log=stack.enter_context(live.log_file()),
             )
         else:
-            tasks = suite.tasks(cases, profile, numpy=implementation is None and profile is None)
+            own = implementation is None and profile is None
+            reports = as_json or junit is not None
+            tasks = suite.tasks(cases, profile, numpy=own, every=reports)
         tally, results = report.Tally(), []
         if as_json:
             _say(

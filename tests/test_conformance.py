@@ -8,7 +8,8 @@ from refopt.oracle import suite
 from refopt.oracle.golden import Case, Run
 from refopt.oracle.report import paragraph
 from refopt.oracle.spec import RULES
-from refopt.oracle.suite import CONFORMS, REJECTED, Item, Result, Task
+from refopt.oracle.suite import REJECTED, Item, Result, Task
+from refopt.oracle.verdict import CONFORMS
 
 RUNS = [
     pytest.param(recording.case, name, run, id=f"{recording.case.id}-{name}")

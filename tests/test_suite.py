@@ -15,9 +15,10 @@ from refopt.errors import CaseError
 from refopt.interp import arrays
 from refopt.oracle import golden, suite
 from refopt.oracle.golden import Recording, Run
+from refopt.oracle.own import array, bfloat16, flat, numpy_run
 from refopt.oracle.report import STALE, Tally
-from refopt.oracle.suite import BROKEN, CONFORMS, Item, Result, Task
-from refopt.oracle.verdict import VIOLATION
+from refopt.oracle.suite import BROKEN, Item, Result, Task
+from refopt.oracle.verdict import CONFORMS, VIOLATION
 from refopt.rules import nadam
 
 RECORDINGS = {r.case.id: r for r in suite.recordings()}
@@ -114,7 +115,11 @@ def test_a_vector_that_lost_its_power_is_stale() -> None:
 def test_two_processes_give_what_one_gives_in_order() -> None:
     chosen = [RECORDINGS[name] for name in (*SHARP, "nadam.torch.half.bf16")]
     one, two = (
-        [r._replace(seconds=0) for rs in suite.spread(suite.tasks(chosen), jobs) for r in rs]
+        [
+            r._replace(seconds=0)
+            for results in suite.spread(suite.tasks(chosen, every=True), jobs)
+            for r in results
+        ]
         for jobs in (1, 2)
     )
     # NaN, where an envelope has no finite value, is unequal to itself
@@ -133,13 +138,13 @@ def test_bfloat16_rounds_as_ml_dtypes_does() -> None:
     x = np.concatenate([bits, ties, ties - np.uint32(1), ties + np.uint32(1)]).view(np.float32)
     with np.errstate(invalid="ignore", over="ignore"):
         expected = x.astype(ml_dtypes.bfloat16).astype(np.float32)
-    np.testing.assert_array_equal(suite.bfloat16(x), expected)
+    np.testing.assert_array_equal(bfloat16(x), expected)
 
 
 @pytest.mark.parametrize("profile", ["documented", "torch-2.13", "torch-2.13-foreach"])
 def test_bfloat16_runs_as_it_does_on_ml_dtypes(profile: str) -> None:
     case = RECORDINGS["nadam.torch.half.bf16"].case
-    run = suite.numpy_run(case, suite.profiles(case)[profile])
+    run = numpy_run(case, suite.profiles(case)[profile])
     assert run.dtypes["param"] == ["bfloat16"]
     params = [np.array(case.params[0], dtype=ml_dtypes.bfloat16).reshape(case.shapes[0])]
     own = suite.profiles(case)[profile]
@@ -171,10 +176,10 @@ def test_bfloat16_runs_as_it_does_on_ml_dtypes(profile: str) -> None:
 def test_the_rule_that_is_judged_is_the_object_that_is_used(case: str) -> None:
     """`refopt.NAdam` gives the bits of `numpy_run`."""
     given = RECORDINGS[case].case
-    run = suite.numpy_run(given, suite.profiles(given)["documented"])
+    run = numpy_run(given, suite.profiles(given)["documented"])
     dtypes = [p["dtype"] for p in given.source["params"]]
     params = [
-        refopt.Parameter(suite._array(values, dtype, shape))
+        refopt.Parameter(array(values, dtype, shape))
         for values, dtype, shape in zip(given.params, dtypes, given.shapes, strict=True)
     ]
 
@@ -197,10 +202,10 @@ def test_the_rule_that_is_judged_is_the_object_that_is_used(case: str) -> None:
             group.update(settings(given.changes.get(t, {}), group))
         gradients = zip(given.gradients(t), params, dtypes, given.shapes, strict=True)
         for gradient, param, dtype, shape in gradients:
-            param.grad = None if gradient is None else suite._array(gradient, dtype, shape)
+            param.grad = None if gradient is None else array(gradient, dtype, shape)
         optimizer.step()
         if t in run.steps:
-            assert [suite._flat(p.data) for p in params] == run.steps[t]["param"]
+            assert [flat(p.data) for p in params] == run.steps[t]["param"]
 
 
 # -- what is read ---------------------------------------------------------------------------------

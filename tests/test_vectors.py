@@ -9,8 +9,8 @@ import pytest
 from refopt.errors import CaseError
 from refopt.interp.balls import Balls, Space, precision
 from refopt.oracle import golden, spec, vectors
+from refopt.oracle.own import numpy_run
 from refopt.oracle.replay import Replay
-from refopt.oracle.suite import numpy_run
 from refopt.oracle.verdict import CONFORMS, VIOLATION, Judge, judge
 from refopt.rules import nadam
 
@@ -72,29 +72,11 @@ def caught(name, dtype):
     for id_, recording in VECTORS.items():
         case = recording.case
         if id_.endswith(dtype) and wanted & KILLS[id_]:
-            run = numpy_run(Mutant(mutated(change)), case, DOCUMENTED)
+            run = numpy_run(case, DOCUMENTED, mutated(change))
             verdict = judge(nadam, case, run, DOCUMENTED)
             if verdict.status == VIOLATION:
                 return case, run, verdict
     return None
-
-
-class Mutant:
-    """The rule with some choices put in place of what its options ask for."""
-
-    def __init__(self, changed):
-        self._changed = changed
-
-    def configured(self, choices, hyper, options):
-        """As the rule's own, then mutated."""
-        return nadam.configured(choices, hyper, options)._replace(**self._changed)
-
-    def init(self, param, choices, **rest):
-        """As the rule's own, mutated."""
-        return nadam.init(param, choices._replace(**self._changed), **rest)
-
-    def __getattr__(self, name):
-        return getattr(nadam, name)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -7,7 +7,6 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from refopt.interp.envelope import Envelope, Interval
-from refopt.interp.formats import FORMATS
 from refopt.oracle.golden import Case, Gradient, Run, Schedule, Sparse, Values
 from refopt.typing import Profile
 
@@ -122,11 +121,23 @@ class Replay:
             counted = {
                 q: self.num.carrying(x[0], dtype) if dtype else self.num(x[0])
                 for q, counter in memory.clocks[i]._asdict().items()
-                if (x := values.get(q)) and run.dtypes[q][i] in FORMATS
+                if (x := values.get(q))
                 for dtype in [getattr(counter, "dtype", None)]
             }
             clocks.append(memory.clocks[i]._replace(**counted))
         return Memory(params, states, clocks)
+
+    def remembers(self, run: Run) -> bool:
+        """Whether a run shows every counter that a step reads: then no step before matters."""
+        own = {i: overrides for members, overrides in self.case.groups for i in members}
+        choices = [self.choices(self.hyper(1, own[i])) for i in range(len(self.case.params))]
+        return all(
+            q in step and (x is not None or c.counter is self.rule.per_parameter)
+            for step in run.steps.values()
+            for i, c in enumerate(choices)
+            for q in self.rule.counted(c)
+            for x in [step.get(q, choices)[i]]
+        )
 
     @staticmethod
     def kept(state: Any) -> list[str]:

@@ -7,24 +7,22 @@ import signal
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from fnmatch import fnmatchcase
 from multiprocessing import get_context
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
 from refopt.errors import CaseError
-from refopt.interp import arrays
-from refopt.interp.formats import COMPLEX
-from refopt.interp.rounded import Rounded, carried, plain
 from refopt.oracle import golden
-from refopt.oracle.golden import Case, Recording, Run, Values
+from refopt.oracle.golden import Case, Recording, Run
+from refopt.oracle.own import numpy_run
 from refopt.oracle.spec import RULES
-from refopt.oracle.verdict import CONFORMS, Judge, Verdict
+from refopt.oracle.verdict import Judge, Verdict
 from refopt.typing import Profile
 
 ON_NUMPY = ("nadam",)
@@ -40,8 +38,10 @@ GROUPS = {
     "epsilon": {"epsilon", "root", "v-hat"},
     "decay": {"l2", "decoupled", "decay-order", "decay-without-lr"},
     "moments": {"beta1", "beta2", "which-m", "momentum", "maximize", "correction"},
-    "schedule": {"psi", "schedule", "base", "product", "product-dtype", "divisor", "long"},
-    "counter": {"counter", "step-offset", "product-per-variable", "product-start", "none"},
+    "schedule": {
+        *("psi", "schedule", "base", "product", "product-dtype", "divisor", "long", "none"),
+        *("counter", "step-offset", "product-per-variable", "product-start"),
+    },
     "lr": {"lr", "lr-dtype", "tensor-lr", "changes", "groups", "coefficient-dtype", "scalar-dtype"},
     "dtype": {"half", "complex", "dtype", "layout", "position", "state"},
     "edges": {"zero", "signed-zero", "nan", "inf", "huge", "subnormal", "underflow", "overflow"},
@@ -57,7 +57,8 @@ class Item(NamedTuple):
     name: str  # of the run: the release and its path, "torch-2.13-foreach"
     profile: str  # judged against
     run: Run | None = None  # None: refopt's own, on NumPy, under the profile
-    axes: bool = True  # ask for every alternative; else for one that is excluded
+    axes: bool = True  # ask for alternatives until each is excluded by some run; else for one
+    every: bool = False  # ask for every alternative of this run
     status: str = ""  # REJECTED, SKIPPED or one of FAILURES
     detail: str = ""  # why, in the implementation's words
     stale: str = ""  # an expectation that does not hold any more
@@ -147,12 +148,17 @@ def selected(found: Iterable[Recording], pattern: str) -> Iterator[Recording]:
 
 
 def tasks(
-    found: Iterable[Recording], profile: str | None = None, *, numpy: bool = True
+    found: Iterable[Recording],
+    profile: str | None = None,
+    *,
+    numpy: bool = True,
+    every: bool = False,
 ) -> Iterator[Task]:
     """One task a case: every recorded run, and with `numpy` what refopt does with it on NumPy.
 
     refopt runs each case by the documented algorithm and by the profile of each recorded run.
-    `profile`: judge against this one instead of the run's own.
+    `profile`: judge against this one instead of the run's own. `every`: ask of every recorded run
+    for every alternative, so that a report says the same whatever ran before.
     """
     here = f"NumPy {np.__version__}"
     for recording in found:
@@ -172,7 +178,7 @@ def tasks(
                 for name, run in recording.runs.items()
                 if name != "documented" and not run.error
             ]
-        yield Task(recording.case, tuple(items))
+        yield Task(recording.case, tuple(item._replace(every=every) for item in items))
 
 
 def _origin(recording: Recording, name: str) -> tuple[str, str]:
@@ -216,23 +222,32 @@ def _verdict(case: Case, item: Item, result: Result) -> Result:
     run = item.run or numpy_run(case, profile)
     _complete(case, run)
     judge = Judge(rule(case), case, run, profile)
-    verdict = judge.verdict(axes=item.axes)
+    vector = "kills" in case.source and item.run is not None
+    known = _Any() if not item.axes else _excluded.setdefault((item.name, profile.name), set())
+    verdict = judge.verdict(skip=set() if vector or item.every else known)
     if (first := verdict.first) is not None:
         dtype = run.dtypes[first.quantity][first.parameter]
         return result._replace(
             status=verdict.status, verdict=verdict, named=judge.named(), dtype=dtype
         )
-    if not item.axes:
-        for axis, name, choice in judge.alternatives():
-            if not judge.holds({axis: choice}):
-                verdict = verdict._replace(status=CONFORMS, excluded={axis: [name]})
-                break
-    elif item.profile == item.name.rpartition(" ")[2]:
-        excluded = {f"{axis}={name}" for axis, names in verdict.excluded.items() for name in names}
-        if spared := sorted(set(case.source.get("kills", ())) - excluded):
-            stale = f"does not exclude {', '.join(spared)} any more"
-            result = result._replace(item=result.item._replace(stale=stale))
+    pairs = {(axis, name) for axis, names in verdict.excluded.items() for name in names}
+    if item.axes:
+        known |= pairs
+    if vector and (spared := set(case.source.get("kills", ())) - {"=".join(p) for p in pairs}):
+        stale = f"does not exclude {', '.join(sorted(spared))} any more"
+        result = result._replace(item=result.item._replace(stale=stale))
     return result._replace(status=verdict.status, verdict=verdict)
+
+
+class _Any(set[tuple[str, str]]):
+    """Every alternative."""
+
+    def __contains__(self, x: object) -> bool:
+        return True
+
+
+_excluded: dict[tuple[str, str], set[tuple[str, str]]] = {}
+"""What runs before have excluded, by run and profile: it needs no answer from every other run."""
 
 
 def _complete(case: Case, run: Run) -> None:
@@ -277,132 +292,3 @@ def spread(given: Iterable[Task], jobs: int) -> Iterator[list[Result]]:
 def _ignore_interrupts() -> None:
     """The main process answers an interrupt, and ends the others."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-# -- refopt on NumPy ------------------------------------------------------------------------------
-
-
-def numpy_run(case: Case, profile: Profile) -> Run:
-    """What refopt does with a case on NumPy, by the rule of a profile."""
-    own = rule(case)
-    # NumPy has no bfloat16 of its own: such arrays are float32, rounded here.
-    half = set(case.dtypes) == {"bfloat16"}
-    step: Callable[..., Any] = _bfloat16_step if half else arrays.run
-    stored = ["float32" if half else p["dtype"] for p in case.source["params"]]
-    params = [
-        _laid_out(_array(x, d, shape), spec.get("layout", "C"))
-        for x, d, shape, spec in zip(
-            case.params, stored, case.shapes, case.source["params"], strict=True
-        )
-    ]
-    pairs = [arrays.init(own, profile, p) for p in params]
-    states, clocks = [state for state, _ in pairs], [clock for _, clock in pairs]
-    wanted = case.source.get("record") or range(1, case.steps + 1)
-    steps: dict[int, dict[str, list[Values | None]]] = {}
-    for t in range(1, case.steps + 1):
-        given = case.gradients(t)
-        for members, overrides in case.groups:
-            hyper = _hyper(profile.hyper, case, t, overrides)
-            choices = own.configured(profile.choices, hyper, case.options)
-            grads = [
-                None if given[i] is None else _array(_dense(given[i]), stored[i], case.shapes[i])
-                for i in members
-            ]
-            if all(g is None for g in grads):
-                continue
-            quantities, after, ticked = step(
-                own,
-                profile._replace(choices=choices),
-                [params[i] for i in members],
-                grads,
-                [states[i] for i in members],
-                [clocks[i] for i in members],
-                hyper,
-            )
-            for i, q, state, clock in zip(members, quantities, after, ticked, strict=True):
-                params[i] = params[i] if q is None else q.param
-                states[i], clocks[i] = state, clock
-        if t in wanted:
-            steps[t] = {
-                "param": [_flat(p) for p in params],
-                **{q: [_flat(getattr(s, q)) for s in states] for q in own.State._fields},
-                **{q: [[float(getattr(c, q))] for c in clocks] for q in own.Clock._fields},
-            }
-    dtypes = dict.fromkeys(("param", *own.State._fields), case.dtypes)
-    for q in own.Clock._fields:
-        dtypes[q] = [getattr(getattr(c, q), "dtype", "float64") for c in clocks]
-    return Run(profile.name, steps, dtypes)
-
-
-def _bfloat16_step(
-    own: Any, profile: Profile, params: Any, grads: Any, states: Any, clocks: Any, hyper: Any
-) -> tuple[Any, Any, Any]:
-    """`arrays.run` for bfloat16 that is kept in float32 arrays."""
-
-    def enter(x: Any) -> Any:
-        return Rounded(x, "bfloat16", bfloat16) if profile.half == "each" else x
-
-    with np.errstate(all="ignore"):
-        quantities, after, ticked = own.update(
-            [enter(x) for x in params],
-            [None if x is None else enter(x) for x in grads],
-            [type(state)(*map(enter, state)) for state in states],
-            clocks,
-            hyper,
-            profile.choices,
-            xp=arrays.namespace_of(*params),
-            num=arrays.Floats(),
-        )
-    return (
-        [q and q._replace(param=bfloat16(plain(q.param))) for q in quantities],
-        [type(state)(*(bfloat16(plain(x)) for x in state)) for state in after],
-        ticked,
-    )
-
-
-def bfloat16(x: Any) -> Any:
-    """A float32 array rounded to the values of bfloat16, ties to even."""
-    bits = np.asarray(x, np.float32).view(np.uint32)
-    kept = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) & np.uint32(
-        0xFFFF0000
-    )
-    return np.where(np.isnan(x), x, kept.view(np.float32))
-
-
-def _hyper(defaults: Any, case: Case, t: int, overrides: dict[str, Any]) -> Any:
-    """The hyperparameters of a group at step `t`."""
-    named = case.hyper | overrides
-    for start, change in case.changes.items():
-        if start <= t:
-            named |= change
-    values = {k: carried(x[1])(x[0]) if isinstance(x, tuple) else x for k, x in named.items()}
-    return defaults._replace(**values)
-
-
-def _dense(gradient: golden.Gradient) -> Values:
-    if not isinstance(gradient, list):
-        msg = f"gradient: a dense one is required, got {type(gradient).__name__}"
-        raise CaseError(msg)
-    return gradient
-
-
-def _array(values: Values, dtype: str, shape: list[int]) -> Any:
-    """The array of a dtype with these values; pairs where it is complex."""
-    flat = np.array(values, dtype=COMPLEX.get(dtype, dtype))
-    return (flat.view(dtype) if dtype in COMPLEX else flat).reshape(shape)
-
-
-def _laid_out(x: Any, layout: str) -> Any:
-    """`x` in memory as a case asks: C, F, or every second element of a larger buffer."""
-    if layout != "strided":
-        return np.asarray(x, order="F" if layout == "F" else "C")
-    place = np.zeros((*x.shape[:-1], 2 * x.shape[-1]), x.dtype)[..., ::2]
-    place[...] = x
-    return place
-
-
-def _flat(x: Any) -> Values:
-    """The elements in C order; complex as pairs."""
-    flat = np.ascontiguousarray(x).reshape(-1)
-    real = flat.view(flat.real.dtype) if np.iscomplexobj(flat) else flat
-    return [float(value) for value in real]

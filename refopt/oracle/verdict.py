@@ -118,7 +118,10 @@ class Judge:
             excluded: dict[str, list[str]] = {}
             undecided: dict[str, list[str]] = {}
             if axes and first is None:
-                named = sorted(self.alternatives(), key=lambda a: a[:2] in skip)
+                # the sign of the step is the quickest to exclude
+                named = sorted(
+                    self.alternatives(), key=lambda a: (a[:2] in skip, a[0] != "objective")
+                )
                 for axis, name, choice in named:
                     if excluded and (axis, name) in skip:
                         break
@@ -193,28 +196,37 @@ class Judge:
         from a state that lies inside an envelope lies inside what follows from that.
         """
         replay, steps = self._replay(), self.run.steps
+        for t, before in self._before({}):
+            self._starts[t], self._ticked[t] = self._start(replay, t, before), {}
+            memory = replay.step(t, self._starts[t], self._ticked[t])
+            yield from _compare(replay, self.run, t, memory, FORCED)
         gap = max((t for t in steps if not self._known(t)), default=0)
-        _, before = next(clocks := self._replay(clocks=True).open_loop())
-        for t, memory in clocks:
-            if t in steps and self._known(t):
-                yield from self._step(replay, t, before)
-            before = memory
         for t, memory in replay.open_loop() if gap else ():
             if t in steps:
                 yield from _compare(replay, self.run, t, memory, OPEN)
             if t == gap:
                 break
 
+    def _before(self, changed: dict[str, Any]) -> Iterator[tuple[int, Memory]]:
+        """(step, counters before it) for every step that everything before is known of."""
+        replay = self._replay(changed, clocks=True)
+        known = [t for t in self.run.steps if self._known(t)]
+        if replay.remembers(self.run):
+            start = replay.start()
+            after = replay.step(1, start) if known != [1] else start
+            yield from ((t, start if t == 1 else after) for t in known)
+            return
+        _, before = next(track := replay.open_loop())
+        for t, memory in track:
+            if t in known:
+                yield t, before
+            if t >= max(known, default=0):
+                return
+            before = memory
+
     def _known(self, t: int) -> bool:
         """Whether everything before step `t` is known."""
         return t == 1 or self._kept <= self.run.steps.get(t - 1, {}).keys()
-
-    def _step(self, replay: Replay, t: int, before: Memory) -> Iterator[Check]:
-        """Step `t` from the recorded state before it; kept for alternatives that share it."""
-        start = self._start(replay, t, before)
-        self._starts[t], self._ticked[t] = start, {}
-        memory = replay.step(t, start, self._ticked[t])
-        yield from _compare(replay, self.run, t, memory, FORCED)
 
     def _start(self, replay: Replay, t: int, before: Memory) -> Memory:
         if t == 1:
@@ -233,13 +245,9 @@ class Judge:
                 memory = replay.step(t, start, self._ticked[t])
                 yield from _compare(replay, run, t, memory, FORCED)
         else:
-            clocks = self._replay(changed, clocks=True).open_loop()
-            _, before = next(clocks)
-            for t, memory in clocks:
-                if t in run.steps and self._known(t):
-                    start = self._start(replay, t, before)
-                    yield from _compare(replay, run, t, replay.step(t, start), FORCED)
-                before = memory
+            for t, before in self._before(changed):
+                memory = replay.step(t, self._start(replay, t, before))
+                yield from _compare(replay, run, t, memory, FORCED)
 
 
 def alternatives(rule: ModuleType, case: Case, profile: Profile) -> Iterator[tuple[str, str, Any]]:

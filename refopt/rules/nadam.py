@@ -613,6 +613,15 @@ SAME_EXACTLY: dict[str, tuple[frozenset[str], ...]] = {
 hyperparameters stay as they are (a running power remembers an earlier β₂). A product that is
 rounded at each step is not among them: its error adds up, and float64 parameters show it."""
 
+
+def counted(c: Choices) -> set[str]:
+    """The fields of the clock that a step reads."""
+    running = {"base_power"} if c.schedule is decaying_running else set()
+    return (
+        running | ({"beta2_power"} if c.correction is closed_running else set()) | {"t", "product"}
+    )
+
+
 OBSERVABLE = ("t", "product", "m", "v", "param")
 """What a release may show after a step, in the order of the flow of data."""
 

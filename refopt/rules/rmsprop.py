@@ -692,6 +692,12 @@ SAME_EXACTLY: dict[str, tuple[frozenset[str], ...]] = {
 }
 """Alternatives that differ in rounding and overflow alone: equal over the reals."""
 
+
+def counted(c: Choices) -> set[str]:
+    """The fields of the clock that a step reads."""
+    return {"t"} if c.correction is corrected or c.average is not no_average else set()
+
+
 OBSERVABLE = ("t", "lr", "v", "a", "buffer", "param", "average")
 """What a release may show after a step, in the order of the flow of data."""
 
