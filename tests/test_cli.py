@@ -218,8 +218,9 @@ def test_an_interrupt_from_the_terminal_ends_all_processes() -> None:
     assert json.loads(running.stdout.readline())["kind"] == "header"
     assert json.loads(running.stdout.readline())["kind"] == "run"
     os.killpg(running.pid, signal.SIGINT)
-    rest, _ = running.communicate(timeout=60)
+    rest, said = running.communicate(timeout=60)
     assert running.returncode == INTERRUPTED
+    assert said == "interrupted\n"
     assert json.loads(rest.splitlines()[-1])["complete"] is False
 
 
@@ -285,8 +286,9 @@ def test_a_pipe_gets_text_without_colours_and_no_progress() -> None:
     assert "implementation" in out
 
 
-def test_a_reader_that_leaves_is_no_error() -> None:
-    with process("check", "--json", "--select", SHARP) as running:
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_a_reader_that_leaves_is_no_error(form: tuple[str, ...]) -> None:
+    with process("check", "--select", SHARP, *form) as running:
         assert running.stdout is not None
         running.stdout.close()
         assert running.stderr is not None
