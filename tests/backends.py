@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-# JAX reads this at its first use: four devices, so that sharding means something.
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
+# JAX reads this at its first use: eight devices, so that sharding means something.
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
 REAL = ("float32", "float64")
 COMPLEX = ("complex64", "complex128")

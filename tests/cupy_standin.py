@@ -109,6 +109,9 @@ class ndarray:  # noqa: N801
     def copy(self):
         return _device(self._host.copy())
 
+    def sum(self):
+        return _device(self._host.sum())
+
     def view(self, *args):
         return _device(self._host.view(*args))
 
@@ -132,7 +135,9 @@ def _operand(x):
 
 def _method(operation, reflected):
     def method(self, other):
-        if getattr(other, "__array_ufunc__", self) is None:  # as in CuPy: left to the other
+        # as in CuPy: left to the other, who says so, or takes the ufunc that CuPy does not
+        ours = isinstance(other, ndarray | np.ndarray | np.generic)
+        if not ours and hasattr(other, "__array_ufunc__"):
             return NotImplemented
         a, b = self._host, _operand(other)
         return _device(operation(b, a) if reflected else operation(a, b))

@@ -6,8 +6,9 @@ storage, and what each library does in its own way, end here.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from array_api_compat import (
     is_numpy_array,
     is_numpy_namespace,
     is_torch_array,
+    is_torch_namespace,
     is_writeable_array,
 )
 
@@ -84,7 +86,7 @@ class ArrayNamespace:
         chosen = set(indices)
 
         def joined(a: Any, b: Any) -> Any:
-            mask = self.xp.asarray([i in chosen for i in range(size)], device=_place(b))
+            mask = self.xp.asarray([i in chosen for i in range(size)], device=place(b))
             return self.xp.where(self.xp.reshape(mask, (size, *(1,) * (b.ndim - 1))), a, b)
 
         return lift(joined, new, old)
@@ -94,8 +96,8 @@ class ArrayNamespace:
 
         def take(x: Any) -> Any:
             xp = self.xp
-            zeros = xp.zeros((1, *x.shape[1:]), dtype=x.dtype, device=_place(x))
-            where = xp.asarray(rows, dtype=xp.int32, device=_place(x))
+            zeros = xp.zeros((1, *x.shape[1:]), dtype=x.dtype, device=place(x))
+            where = xp.asarray(rows, dtype=xp.int32, device=place(x))
             return xp.take(xp.concat([x, zeros], axis=0), where, axis=0)
 
         return lift(take, values)
@@ -104,7 +106,7 @@ class ArrayNamespace:
         """The number `x` as an array of shape () beside `like`; an array as it is."""
         if is_array_api_obj(x):
             return x
-        return self.xp.asarray(x, dtype=like.dtype, device=_place(like))
+        return self.xp.asarray(x, dtype=like.dtype, device=place(like))
 
     def zeros_like(self, x: Any, /) -> Any:
         """Zeros of the shape, dtype, device and layout of `x`."""
@@ -115,7 +117,7 @@ class ArrayNamespace:
         return lift(lambda a, b, w: a + w * (b - a), start, end, weight)
 
 
-def _place(x: Any) -> Any:
+def place(x: Any) -> Any:
     """The device of an array, for what is made beside it.
 
     None where that is the sharding of a JAX array, which no other shape can have.
@@ -252,7 +254,7 @@ class Device:
         """`x`, the first value of a clock, on the device of the parameter."""
         array = plain(self.param)
         xp = array_namespace(array)
-        return xp.full((), float(x), dtype=xp.float32, device=_place(array))
+        return xp.full((), float(x), dtype=xp.float32, device=place(array))
 
 
 def _kept(function: Callable[[Any], Any], x: Number) -> Number:
@@ -459,7 +461,7 @@ def run(
         type(state)(*map(way.enter, state)) if isinstance(state, tuple) else state
         for way, state in zip(ways, states, strict=True)
     ]
-    with np.errstate(all="ignore"):
+    with _silence(xp.xp):
         quantities, after, ticked = rule.update(
             [way.enter(x) for way, x in zip(ways, params, strict=True)],
             [way.enter(x) for way, x in zip(ways, grads, strict=True)],
@@ -490,6 +492,11 @@ def run(
 
 def _bare(x: Any) -> Any:
     return x.array if isinstance(x, Rounded) else x
+
+
+def _silence(xp: Any) -> Any:
+    """No warnings of NumPy; torch has none, and its compiler refuses the context."""
+    return nullcontext() if is_torch_namespace(xp) else np.errstate(all="ignore")
 
 
 def applied(
@@ -534,7 +541,15 @@ def compiled(function: Callable[..., Any], like: Any) -> Callable[..., Any]:
     if is_torch_array(like):
         import torch
 
-        return torch.compile(function)
+        whole = torch.compile(function, fullgraph=True)
+
+        def quiet(*args: Any) -> Any:
+            with warnings.catch_warnings():
+                # array-api-compat caches what it knows of types; torch says that it does not
+                warnings.filterwarnings("ignore", "Dynamo detected a call to a `functools.lru")
+                return whole(*args)
+
+        return quiet
     return function
 
 
@@ -542,7 +557,7 @@ def scalar_of(x: Number, like: Any) -> Any:
     """A number as an array of shape () that does not change the dtype of one like `like`."""
     xp = array_namespace(like)
     dtype = "float64" if dtype_name(like) in ("float64", "complex128") else "float32"
-    return xp.asarray(float(x), dtype=getattr(xp, dtype), device=_place(like))
+    return xp.asarray(float(x), dtype=getattr(xp, dtype), device=place(like))
 
 
 def write(target: Any, value: Any) -> Any:

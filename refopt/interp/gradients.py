@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace, is_array_api_obj, is_jax_array, is_torch_array, size
 
-from refopt.interp.arrays import dtype_name, recording
+from refopt.interp.arrays import dtype_name, place, recording
 from refopt.interp.formats import COMPLEX
+from refopt.interp.host import placed
 
 Loss = Callable[[Sequence[Any]], Any]
 
@@ -114,16 +115,12 @@ def _by_complex_step(loss: Loss, arrays: Sequence[Any]) -> list[Any]:
             n = size(x) or 0
             slopes = []
             for j in range(n):
-                ahead = xp.reshape(xp.astype(_numbers(xp, x, n) == j, x.dtype), x.shape)
+                ahead = xp.reshape(xp.astype(xp.arange(n, device=place(x)) == j, x.dtype), x.shape)
                 moved = [*wide[:k], x + ahead * (STEP * 1j), *wide[k + 1 :]]
                 slopes.append(_imaginary(_total(loss(moved))))
             found.append(_array(xp, slopes, arrays[k]))
         _check(loss, arrays, found)
-        return [xp.astype(g, x.dtype) for g, x in zip(found, arrays, strict=True)]
-
-
-def _numbers(xp: Any, x: Any, n: int) -> Any:
-    return xp.arange(n, device=None if is_jax_array(x) else x.device)
+        return [placed(g, x, x.dtype) for g, x in zip(found, arrays, strict=True)]
 
 
 def _imaginary(x: Any) -> Any:
@@ -136,9 +133,9 @@ def _imaginary(x: Any) -> Any:
 
 def _array(xp: Any, slopes: list[Any], like: Any) -> Any:
     """The slopes as one array of float64 shaped like `like`."""
-    zero = xp.zeros((), dtype=xp.float64, device=like.device)
+    zero = xp.zeros((), dtype=xp.float64, device=place(like))
     if not slopes:
-        return xp.zeros(like.shape, dtype=xp.float64, device=like.device)
+        return xp.zeros(like.shape, dtype=xp.float64, device=place(like))
     return xp.reshape(xp.stack([zero + x for x in slopes]), like.shape)
 
 
@@ -156,11 +153,11 @@ def _check(loss: Loss, arrays: Sequence[Any], found: Sequence[Any]) -> None:
     for x, g in zip(arrays, found, strict=True):
         x = xp.astype(x, xp.float64)
         values = random.uniform(0.5, 1.0, x.shape) * random.choice([-1.0, 1.0], x.shape)
-        way = xp.asarray(values, device=x.device) * (1.0 + abs(x))
+        way = xp.asarray(values, device=place(x)) * (1.0 + xp.abs(x))
         ahead.append(x + h * way)
         behind.append(x - h * way)
         slope = slope + float(xp.sum(g * way))
-        size_of = size_of + float(xp.sum(abs(g * way)))
+        size_of = size_of + float(xp.sum(xp.abs(g * way)))
     up, down = (complex(_total(loss(xs))).real for xs in (ahead, behind))
     difference = (up - down) / (2 * h)
     n = sum(size(x) or 0 for x in arrays)

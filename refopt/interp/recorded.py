@@ -98,12 +98,6 @@ class Operators:
         """Subtract from the value."""
         return self.assign(self - value)
 
-    def __jax_array__(self) -> Any:
-        if isinstance(self, Recorded) or _active.get() is not None:
-            msg = "a tape cannot follow functions of JAX: use operators and methods, or a function"
-            raise TypeError(msg)
-        return self.operand
-
     __iter__ = None  # else Python would try __getitem__ without end
 
     def __array_ufunc__(self, function: Any, method: str, *operands: Any, **options: Any) -> Any:

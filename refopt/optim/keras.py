@@ -115,7 +115,7 @@ class Optimizer:
     ema_momentum : float
         Its decay, in [0, 1] (default: 0.99).
     ema_overwrite_frequency : int, optional
-        Every so many steps the variables are set to their averages; None: only by
+        Every so many steps the variables are set to their averages; None or 0: only by
         `finalize_variable_values` (default: None).
     **kwargs
         `lr`, `decay`, `gradient_transformers`, `gradient_aggregator`: deprecated, ignored.
@@ -647,8 +647,8 @@ def _check_average(average: EMAOption) -> None:
         msg = f"ema_momentum: a number in [0, 1] is required, got {momentum!r}"
         raise ValueError(msg)
     whole = isinstance(frequency, int | np.integer) and not isinstance(frequency, bool)
-    if frequency is not None and not (whole and frequency >= 1):
-        msg = f"ema_overwrite_frequency: an integer >= 1 or None is required, got {frequency!r}"
+    if frequency is not None and not (whole and frequency >= 0):
+        msg = f"ema_overwrite_frequency: an integer >= 0 or None is required, got {frequency!r}"
         raise ValueError(msg)
 
 

@@ -25,7 +25,8 @@ from refopt.interp.recorded import Operators
 class Parameter(Operators):
     """An array that an optimizer updates, with its gradient; `Variable` under its Keras name.
 
-    Operators, and functions of NumPy and torch, act on the array: `(parameter ** 2) / 2`.
+    Operators, and functions of NumPy and torch, act on the array: `(parameter ** 2) / 2`; those
+    of other libraries take `parameter.data`.
 
     An array that can be written is updated in place; one that cannot (JAX, a read-only NumPy array)
     is replaced: read `parameter.data` after a step.

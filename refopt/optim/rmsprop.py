@@ -139,11 +139,12 @@ global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency, **kwargs
         """
         if self._var_list:
             return
+        profile = self._rule(self._hyper())
         super().build(var_list)
         for variable in self._var_list:
             array = array_of(variable)
             with recording(False, array):
-                state, _ = init(rule, self._rule(self._hyper()), array)
+                state, _ = init(rule, profile, array)
             self._slots[variable] = {
                 field: self._kept(value, f"{self.name}/{slot}/{name_of(variable)}")
                 for field, slot in SLOTS.items()
@@ -178,13 +179,14 @@ global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency, **kwargs
             return
         given = {variable: gradient for gradient, variable in pairs}
         place = {variable: i for i, variable in enumerate(self._var_list)}
+        order = [place.pop(variable) for variable in given]
         hyper = self._hyper()
         self._run(
             self._var_list,
             [given.get(variable) for variable in self._var_list],
             hyper,
             self._rule(hyper),
-            [place[variable] for _, variable in pairs],
+            [*order, *place.values()],
         )
         self._iterations.assign_add(1)
 
@@ -300,7 +302,7 @@ global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency, **kwargs
         choices = rule.configured(profile.choices, hyper, options)
         slots = next(iter(self._slots.values()), None)
         wanted = {
-            "buffer": ("momentum", choices.move is not rule.no_momentum),
+            "buffer": ("momentum", choices.move not in (rule.no_momentum, rule.dropped)),
             "a": ("centered", choices.variance is not rule.uncentered),
         }
         for field, (name, needed) in wanted.items():

@@ -16,9 +16,9 @@ from refopt.optim.parameter import Parameter, array_of, is_parameter, kind
 class GradientTape:
     """Records operations on variables; gives gradients of what they led to.
 
-    Recorded are operators, methods of their results, and functions of NumPy and torch. What the
-    tape does not see (functions of JAX, `variable.data`) goes into a function instead, which
-    `gradient` takes as well.
+    Recorded are operators, methods of their results, and functions of NumPy and torch. Functions
+    of other libraries take `variable.data`, which the tape does not see: put them into a function,
+    which `gradient` takes as well.
 
     Parameters
     ----------

@@ -1,0 +1,773 @@
+"""`refopt.RMSprop` and its base: arguments, calls, errors, configuration, state."""
+
+import inspect
+import json
+import warnings
+
+import numpy as np
+import pytest
+from backends import LIBRARIES, same_bits
+
+import refopt
+from refopt import EMAOption, GradientsClipOption, IndexedSlices, Optimizer, RMSprop, Variable
+from refopt.oracle import golden
+from refopt.oracle.verdict import judge
+from refopt.rules import rmsprop as rule
+
+START = np.array([[1.0, -2.0, 3.0], [0.5, 4.0, -0.25]])
+GRADIENT = np.array([[0.3, -0.02, 5.0], [1e-3, 0.7, -2.0]])
+
+library_rows = pytest.mark.parametrize("make", LIBRARIES)
+
+
+def variable(value=START, name="w", dtype="float32"):
+    return Variable(np.array(value, dtype), name=name)
+
+
+def gradient(value=GRADIENT, dtype="float32"):
+    return np.array(value, dtype)
+
+
+def stepped(opt, n=1, variables=None):
+    variables = variables or [variable()]
+    for _ in range(n):
+        opt.apply_gradients([(gradient(), v) for v in variables])
+    return variables
+
+
+# -- the page -------------------------------------------------------------------------------------
+def test_the_example_of_the_page_gives_its_number():
+    opt = RMSprop(learning_rate=0.1)
+    var1 = Variable(10.0)
+    loss = lambda: (var1**2) / 2.0  # noqa: E731
+    step_count = opt.minimize(loss, [var1]).numpy()
+    assert step_count == 1
+    assert str(var1.numpy()) == "9.683772"
+    assert var1.numpy().dtype == "float32"
+
+
+def test_arguments_come_in_the_order_of_the_page_with_its_defaults():
+    parameters = list(inspect.signature(RMSprop).parameters.values())
+    positional = [
+        (p.name, p.default) for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+    ]
+    keywords = {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    assert positional == [
+        ("learning_rate", 0.001),
+        ("rho", 0.9),
+        ("momentum", 0.0),
+        ("epsilon", 1e-7),
+        ("centered", False),
+        ("gradients_clip_option", None),
+        ("ema_option", None),
+        ("jit_compile", False),
+        ("name", "RMSprop"),
+        ("mesh", None),
+    ]
+    assert keywords == {
+        "clipnorm": None,
+        "clipvalue": None,
+        "global_clipnorm": None,
+        "use_ema": False,
+        "ema_momentum": 0.99,
+        "ema_overwrite_frequency": None,
+        "profile": "documented",
+    }
+    opt = RMSprop(0.1, 0.8, 0.5, 1e-3, True, None, None, False, "mine", None)
+    assert (opt.rho, opt.momentum, opt.epsilon, opt.centered) == (0.8, 0.5, 1e-3, True)
+    assert opt.name == "mine"
+    with pytest.raises(TypeError, match="positional"):
+        RMSprop(*range(5), None, None, False, "n", None, 1.0)
+
+
+@pytest.mark.parametrize("key", ["lr", "decay", "gradient_transformers", "gradient_aggregator"])
+def test_deprecated_arguments_warn_and_change_nothing(key):
+    with pytest.warns(DeprecationWarning, match=f"{key}: deprecated and ignored"):
+        opt = RMSprop(**{key: 0.5})
+    assert opt.get_config() == RMSprop().get_config()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"weight_decay": 0.1}, TypeError, "unexpected keyword argument 'weight_decay'"),
+        ({"learning_rate": "0.1"}, TypeError, "learning_rate: a number is required"),
+        ({"learning_rate": None}, TypeError, "learning_rate: a number is required"),
+        ({"rho": 1.5}, ValueError, r"rho: a number in \[0, 1\] is required, got 1.5"),
+        ({"rho": -0.1}, ValueError, "rho: a number >= 0 is required, got -0.1"),
+        ({"rho": float("nan")}, ValueError, "rho: .*got nan"),
+        ({"momentum": -0.1}, ValueError, "momentum: a number >= 0"),
+        ({"epsilon": -1e-7}, ValueError, "epsilon: a number >= 0"),
+        ({"epsilon": None}, TypeError, "epsilon: a number is required"),
+        ({"clipnorm": 1.0, "global_clipnorm": 1.0}, ValueError, "clipnorm: None is required"),
+        ({"clipnorm": "1"}, TypeError, "clipnorm: a number is required"),
+        ({"use_ema": True, "ema_momentum": 1.5}, ValueError, "ema_momentum: .*got 1.5"),
+        ({"use_ema": True, "ema_overwrite_frequency": -1}, ValueError, "ema_overwrite_frequency"),
+        ({"use_ema": True, "ema_overwrite_frequency": 1.5}, ValueError, "got 1.5"),
+        ({"mesh": "mesh"}, TypeError, "mesh: a jax.sharding.Mesh or None is required, got str"),
+        ({"profile": "tf"}, ValueError, "profile: one of documented, .*got 'tf'"),
+        (
+            {"gradients_clip_option": GradientsClipOption(1.0), "clipvalue": 1.0},
+            ValueError,
+            "gradients_clip_option: one form is required, got clipvalue as well",
+        ),
+        ({"ema_option": EMAOption(True), "use_ema": True}, ValueError, "ema_option: one form"),
+        ({"gradients_clip_option": {"clipnorm": 1}}, TypeError, "refopt.GradientsClipOption"),
+        ({"ema_option": True}, TypeError, "a refopt.EMAOption is required, got bool"),
+    ],
+)
+def test_a_wrong_argument_is_named(arguments, error, message):
+    with pytest.raises(error, match=message):
+        RMSprop(**arguments)
+
+
+def test_options_are_the_flat_arguments():
+    one = RMSprop(
+        gradients_clip_option=GradientsClipOption(clipvalue=0.5),
+        ema_option=EMAOption(True, 0.8, 3),
+    )
+    other = RMSprop(clipvalue=0.5, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=3)
+    assert one.get_config() == other.get_config()
+
+
+# -- steps ----------------------------------------------------------------------------------------
+@library_rows
+def test_a_step_is_the_formula_of_the_page(make):
+    library = make()
+    with library.session():
+        v = Variable(library.array(START), name="w")
+        opt = RMSprop(0.1, rho=0.8, epsilon=0.25)
+        for _ in range(2):
+            opt.apply_gradients([(library.like(GRADIENT, v.data), v)])
+        assert library.place(v.data) == library.place(opt.variables[2].data)
+        got = library.get(v.data)
+    x, mean = START, 0.0
+    for _ in range(2):
+        mean = 0.8 * mean + 0.2 * GRADIENT**2
+        x = x - 0.1 * GRADIENT / (np.sqrt(mean) + 0.25)
+    assert got.dtype == "float32"
+    # two steps of six operations, each off by half a unit in the last place at most
+    assert np.abs(got - x).max() <= 12 * np.spacing(np.float32(np.abs(x).max()))
+    assert int(opt.iterations) == 2
+
+
+@pytest.mark.parametrize(
+    "limits", [{"clipnorm": 1.0}, {"global_clipnorm": 1.0}, {"clipvalue": 0.5}]
+)
+def test_each_limit_bounds_what_its_name_says(limits):
+    class Seen(Optimizer):
+        def update_step(self, gradient, variable):
+            seen.append(gradient)
+
+    seen = []
+    pairs = [(gradient(), variable()), (gradient([3.0, 4.0]), variable([1.0, 1.0]))]
+    Seen(**limits).apply_gradients(pairs)
+    norms = [float(np.sqrt((x.astype("f8") ** 2).sum())) for x in seen]
+    one_ulp = float(np.spacing(np.float32(1))) * 4
+    if "clipnorm" in limits:
+        assert all(abs(n - 1) <= one_ulp for n in norms)
+    elif "global_clipnorm" in limits:
+        assert abs(np.hypot(*norms) - 1) <= one_ulp
+        assert same_bits(seen[1], gradient([3.0, 4.0]) * (seen[1][0] / np.float32(3.0)))
+    else:
+        assert same_bits(seen[0], np.clip(gradient(), -0.5, 0.5))
+
+
+def test_of_several_limits_the_first_in_the_order_of_the_release_counts():
+    def after(**limits):
+        return stepped(RMSprop(0.1, epsilon=1.0, **limits))[0].numpy()
+
+    both = after(clipnorm=1.0, clipvalue=0.1)
+    assert same_bits(both, after(clipnorm=1.0))
+    assert not same_bits(both, after(clipvalue=0.1))
+    assert same_bits(after(global_clipnorm=1.0, clipvalue=0.1), after(global_clipnorm=1.0))
+    assert same_bits(after(clipnorm=0), after())
+
+
+def test_a_sparse_gradient_is_its_dense_sum():
+    rows = np.array([[1.0, 2.0], [3.0, -1.0], [0.5, 0.25]], "f4")
+    dense = np.zeros((4, 2), "f4")
+    dense[2], dense[0] = rows[0] + rows[2], rows[1]
+    start = np.arange(8.0).reshape(4, 2)
+    one, other = variable(start), variable(start)
+    a, b = RMSprop(0.1, momentum=0.9, centered=True), RMSprop(0.1, momentum=0.9, centered=True)
+    for _ in range(3):
+        a.apply_gradients([(IndexedSlices(rows, [2, 0, 2], (4, 2)), one)])
+        b.apply_gradients([(dense, other)])
+    assert same_bits(one.numpy(), other.numpy())
+    a.apply_gradients([(IndexedSlices(rows[:0], np.zeros(0, int)), one)])
+    assert not same_bits(one.numpy(), other.numpy()), "momentum still moves every row"
+
+
+@pytest.mark.parametrize(
+    ("slices", "error", "message"),
+    [
+        (([[1.0, 2.0]], [4]), ValueError, r"indices: integers from 0 to below 4 .* got \[4\]"),
+        (([[1.0, 2.0]], [-1]), ValueError, r"got \[-1\]"),
+        (([[1.0, 2.0]], [0.5]), TypeError, "indices: a sequence of integers"),
+        (([[1.0, 2.0]], None), TypeError, "indices: a sequence of integers"),
+        (([[1.0, 2.0]], [0, 1]), ValueError, r"values: gradient: shape \(2, 2\) .* got \(1, 2\)"),
+        (([[1.0, 2.0]], [0], (5, 2)), ValueError, r"dense_shape: \(4, 2\) "),
+        ((np.ones((1, 2)), [0]), TypeError, "dtype float32 is required, got float64"),
+    ],
+)
+def test_a_sparse_gradient_that_does_not_fit_is_refused(slices, error, message):
+    v = variable(np.arange(8.0).reshape(4, 2))
+    opt = RMSprop()
+    with pytest.raises(error, match=message):
+        opt.apply_gradients([(IndexedSlices(*slices), v)])
+    assert same_bits(v.numpy(), np.arange(8, dtype="f4").reshape(4, 2))
+
+
+def test_numbers_and_lists_are_gradients():
+    a, b = variable([1.0, 2.0]), variable(3.0)
+    RMSprop(0.1).apply_gradients([([1.0, 0.5], a), (2.0, b)])
+    assert (a.numpy() < np.array([1.0, 2.0])).all()
+    assert b.numpy() < 3.0
+
+
+def test_none_is_skipped_with_a_warning_and_counts_as_a_step():
+    a, b = variable(name="a"), variable(name="b")
+    opt = RMSprop(0.1, momentum=0.9)
+    opt.apply_gradients([(gradient(), a), (gradient(), b)])
+    before = [x.numpy() for x in (b, *opt._slots[b].values())]
+    with pytest.warns(UserWarning, match="no gradient for b: left alone"):
+        opt.apply_gradients([(gradient(), a), (None, b)])
+    assert all(
+        same_bits(x, y.numpy()) for x, y in zip(before, (b, *opt._slots[b].values()), strict=True)
+    )
+    assert int(opt.iterations) == 2
+
+
+def test_a_variable_without_a_gradient_at_first_is_built_all_the_same():
+    a, b = variable(name="a"), variable(name="b")
+    opt = RMSprop(0.1)
+    with pytest.warns(UserWarning, match="no gradient for b"):
+        opt.apply_gradients([(gradient(), a), (None, b)])
+    opt.apply_gradients([(gradient(), b)])
+    assert same_bits(a.numpy(), b.numpy())
+
+
+def test_the_order_of_the_pairs_makes_no_difference():
+    runs = []
+    for order in (1, -1):
+        a, b = variable(), variable([1.0, 2.0])
+        opt = RMSprop(0.1, momentum=0.9, use_ema=True, ema_momentum=0.5)
+        opt.build([a, b])
+        for _ in range(3):
+            opt.apply_gradients([(gradient(), a), (gradient([0.5, -3.0]), b)][::order])
+        runs.append([x.numpy() for x in (a, b, *opt.variables)])
+    assert all(same_bits(x, y) for x, y in zip(*runs, strict=True))
+
+
+# -- errors, and nothing applied ------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda v: None, "an iterable of .gradient, variable. is required, got NoneType"),
+        (lambda v: 5, "got int"),
+        (lambda v: [1, 2], "got int at 0"),
+        (lambda v: [(gradient(), v, 1)], "got tuple of 3 at 0"),
+        (lambda v: {1: v}, "got dict"),
+        (lambda v: (gradient(), v), "got numpy.ndarray at 0"),
+        (lambda v: [(gradient(), v), "gv"], "got str at 1"),
+        (lambda v: [(gradient(), START)], "got numpy.ndarray as variable at 0"),
+        (lambda v: [(v, gradient())], "got numpy.ndarray as variable"),
+    ],
+)
+def test_malformed_pairs_are_a_type_error(make, message):
+    v = variable()
+    opt = RMSprop()
+    with pytest.raises(TypeError, match=message):
+        opt.apply_gradients(make(v))
+    unchanged(opt, v)
+
+
+def unchanged(opt, *variables):
+    assert int(opt.iterations) == 0
+    for v in variables:
+        assert same_bits(v.numpy(), START.astype("f4"))
+
+
+@pytest.mark.parametrize(
+    ("second", "error", "message"),
+    [
+        (lambda v: (gradient([1.0]), v), ValueError, r"variable 1 \(b\): gradient: shape"),
+        (lambda v: (gradient(dtype="f8"), v), TypeError, "dtype float32 is required, got float64"),
+        (lambda v: ("g", v), TypeError, "gradient: numpy.ndarray is required, got str"),
+        (lambda v: (gradient(), variable(name="c")), KeyError, "a variable that build got"),
+    ],
+)
+def test_a_gradient_that_does_not_fit_leaves_everything_as_it_was(second, error, message):
+    a, b = variable(name="a"), variable(name="b")
+    opt = RMSprop(refopt.schedules.ExponentialDecay(0.1, 1, 0.5), use_ema=True)
+    opt.build([a, b])
+    before = opt.state_dict()["variables"]
+    with pytest.raises(error, match=message):
+        opt.apply_gradients([(gradient(), a), second(b)])
+    unchanged(opt, a, b)
+    after = opt.state_dict()["variables"]
+    assert all(same_bits(x, y) for (_, x), (_, y) in zip(before, after, strict=True))
+
+
+def test_no_gradient_at_all_is_a_value_error():
+    v = variable()
+    opt = RMSprop()
+    for pairs in ([], [(None, v)], iter([])):
+        with pytest.raises(ValueError, match="a gradient for at least one variable is required"):
+            opt.apply_gradients(pairs)
+    unchanged(opt, v)
+
+
+def test_mixed_libraries_are_refused():
+    strict = pytest.importorskip("array_api_strict", reason="installed by the extra dev")
+    a, b = variable(), Variable(strict.asarray(START), name="b")
+    opt = RMSprop()
+    with pytest.raises(TypeError, match="one library is required, got array_api_strict"):
+        opt.apply_gradients([(gradient(), a), (strict.asarray(GRADIENT), b)])
+    with pytest.raises(TypeError, match=r"gradient: numpy.ndarray is required, got array_api"):
+        opt.apply_gradients([(strict.asarray(GRADIENT), a)])
+    unchanged(opt, a)
+
+
+def test_a_variable_twice_is_refused():
+    v = variable()
+    opt = RMSprop()
+    for call in (opt.build, lambda vs: opt.apply_gradients([(gradient(), v) for v in vs])):
+        with pytest.raises(ValueError, match="each variable once is required"):
+            call([v, v])
+    unchanged(opt, v)
+
+
+@pytest.mark.parametrize("var_list", [START, [START], None, [1.0]])
+def test_build_takes_a_list_of_variables(var_list):
+    with pytest.raises(TypeError, match=r"var_list.*required, got"):
+        RMSprop().build(var_list)
+    with pytest.raises(TypeError, match="var_list: a list of variables is required"):
+        RMSprop().build(variable())
+
+
+def test_momentum_that_was_not_there_at_build_is_refused():
+    opt = RMSprop(0.1)
+    (v,) = stepped(opt)
+    before = v.numpy()
+    opt.momentum = 0.9
+    with pytest.raises(ValueError, match="momentum: a value from before build is required, got 0"):
+        stepped(opt, variables=[v])
+    assert same_bits(v.numpy(), before)
+    opt.momentum, opt.rho = 0.0, 0.5
+    stepped(opt, variables=[v])
+    assert int(opt.iterations) == 2
+
+
+# -- what the optimizer keeps ---------------------------------------------------------------------
+@library_rows
+def test_slots_are_like_their_variable_and_start_at_zero(make):
+    library = make()
+    with library.session():
+        v = Variable(library.array(START), name="w")
+        w = Variable(library.array(np.ones(2), library.dtypes[-1]))
+        opt = RMSprop(0.1, momentum=0.9, centered=True)
+        assert opt.build([v, w]) is None
+        names = ["velocity", "momentum", "average_gradient"]
+        assert [x.name for x in opt.variables] == [
+            "iteration",
+            "learning_rate",
+            *(f"RMSprop/{name}/w" for name in names),
+            *(f"RMSprop/{name}/Variable" for name in names),
+        ]
+        for i, slot in enumerate(opt.variables[2:]):
+            like = (v, w)[i // 3]
+            assert slot.dtype == like.dtype
+            assert slot.shape == like.shape
+            assert library.place(slot.data) == library.place(like.data)
+            assert not library.get(slot.data).any()
+        opt.build([v])
+        assert len(opt.variables) == 8, "a second build is ignored"
+    assert [x.name for x in RMSprop().variables] == ["iteration", "learning_rate"]
+
+
+def test_update_step_changes_one_variable_and_no_count():
+    a, b = variable(), variable()
+    opt = RMSprop(0.1, clipnorm=0.01, use_ema=True)
+    with pytest.raises(KeyError, match="a variable that build got is required"):
+        opt.update_step(gradient(), a)
+    opt.build([a, b])
+    opt.update_step(gradient(), a)
+    plain = stepped(RMSprop(0.1))[0]
+    assert same_bits(a.numpy(), plain.numpy()), "no clipping"
+    assert int(opt.iterations) == 0
+    assert same_bits(b.numpy(), START.astype("f4"))
+    with pytest.raises(ValueError, match="shape"):
+        opt.update_step(gradient([1.0]), a)
+
+
+def test_add_variable_has_the_stated_defaults():
+    opt = RMSprop()
+    scalar = opt.add_variable(None)
+    assert (scalar.shape, scalar.dtype, scalar.numpy()) == ((), "float32", 0.0)
+    ones = opt.add_variable([2, 3], dtype="float64", initializer="ones", name="k")
+    assert (ones.shape, ones.dtype, ones.name) == ((2, 3), "float64", "k")
+    assert (ones.numpy() == 1).all()
+    made = opt.add_variable(np.array([2]), np.int64, lambda shape, dtype: np.full(shape, 7, dtype))
+    assert (made.numpy() == 7).all()
+    assert made.dtype == "int64"
+    assert opt.add_variable(3).shape == (3,)
+    assert opt.variables[2:5] == [scalar, ones, made]
+    with pytest.raises(ValueError, match=r"initializer: .* one of zeros, ones .*'he'"):
+        opt.add_variable((2,), initializer="he")
+    with pytest.raises(ValueError, match=r"initializer: shape \(2,\) is required, got \(3,\)"):
+        opt.add_variable((2,), initializer=lambda shape, dtype: np.zeros(3))
+
+
+@library_rows
+def test_add_variable_from_reference_is_like_its_variable(make):
+    library = make()
+    with library.session():
+        v = Variable(library.array(START, library.dtypes[-1]), name="dense_1")
+        opt = RMSprop()
+        zero = opt.add_variable_from_reference(v, "momentum")
+        given = opt.add_variable_from_reference(v, "start", initial_value=v)
+        number = opt.add_variable_from_reference(v, "five", 5.0)
+        assert zero.name == "momentum/dense_1"
+        for x in (zero, given, number):
+            assert x.dtype == v.dtype
+            assert x.shape == v.shape
+            assert library.place(x.data) == library.place(v.data)
+        host = library.get(given.data)
+        assert not library.get(zero.data).any()
+        assert same_bits(host, library.get(v.data))
+        assert given.data is not v.data
+        assert (library.get(number.data) == 5).all()
+        with pytest.raises(ValueError, match="shape"):
+            opt.add_variable_from_reference(v, "wrong", np.ones(2))
+        with pytest.raises(TypeError, match="model_variable"):
+            opt.add_variable_from_reference(START, "wrong")
+
+
+def test_the_learning_rate_is_a_variable_that_can_be_set():
+    opt = RMSprop(0.1)
+    assert opt.learning_rate.numpy() == 0.1
+    opt.learning_rate = 0.5
+    one = stepped(opt)[0]
+    opt.learning_rate.assign(0.25)
+    assert float(opt.learning_rate) == 0.25
+    assert same_bits(one.numpy(), stepped(RMSprop(0.5))[0].numpy())
+    assert float(RMSprop(np.float32(0.5)).learning_rate) == 0.5
+    assert float(RMSprop(Variable(0.5)).learning_rate) == 0.5
+    with pytest.raises(ValueError, match="learning_rate: a number is required"):
+        opt.learning_rate = refopt.schedules.CosineDecay(0.1, 10)
+
+
+def test_iterations_count_and_may_be_set_before_build():
+    opt = RMSprop()
+    assert opt.iterations.dtype == "int64"
+    opt.iterations = 5
+    stepped(opt, 2)
+    assert int(opt.iterations) == 7
+    with pytest.raises(RuntimeError, match="iterations: setting is required before build"):
+        opt.iterations = 0
+    opt.iterations.assign(3)
+    assert int(opt.iterations) == 3
+
+
+# -- averages -------------------------------------------------------------------------------------
+def test_averages_follow_the_page_and_belong_to_variables():
+    a, b = variable(name="a"), variable([1.0, 2.0], name="b")
+    opt = RMSprop(0.5, use_ema=True, ema_momentum=0.75)
+    opt.build([a, b])
+    means = {a: a.numpy().astype("f8"), b: b.numpy().astype("f8")}
+    for t in range(4):
+        pairs = [(gradient(), a), (gradient([0.5, -3.0]), b)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            opt.apply_gradients([pairs, pairs[::-1], [pairs[1]], [(None, a), pairs[1]]][t])
+        for v, old in means.items():
+            means[v] = 0.75 * old + 0.25 * v.numpy()
+    before = a.numpy(), b.numpy()
+    opt.finalize_variable_values([b])
+    assert same_bits(a.numpy(), before[0])
+    opt.finalize_variable_values()
+    for v, mean in means.items():
+        error = np.abs(v.numpy() - mean)
+        assert (error <= 4 * 3 * np.spacing(np.abs(mean).max().astype("f4"))).all()
+    with pytest.raises(KeyError, match=r"var_list\[1\] \(c\)"):
+        opt.finalize_variable_values([a, variable(name="c")])
+
+
+def test_without_averages_there_is_nothing_to_finalize():
+    opt = RMSprop(0.1)
+    (v,) = stepped(opt)
+    before = v.numpy()
+    opt.finalize_variable_values()
+    opt.finalize_variable_values([v])
+    assert same_bits(v.numpy(), before)
+
+
+@library_rows
+def test_every_so_many_steps_variables_become_their_averages(make):
+    library = make()
+    with library.session():
+        v = Variable(library.array(START))
+        opt = RMSprop(0.5, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2)
+        equal = []
+        for _ in range(5):
+            opt.apply_gradients([(library.like(GRADIENT, v.data), v)])
+            equal.append(same_bits(library.get(v.data), library.get(opt._averages[v].data)))
+        assert equal == [False, True, False, True, False]
+
+
+def test_the_average_of_a_read_only_array_stays_its_own():
+    host = START.astype("f4")
+    host.flags.writeable = False
+    v, w = Variable(host), variable()
+    opts = [
+        RMSprop(0.5, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=1) for _ in range(2)
+    ]
+    for opt, x in zip(opts, (v, w), strict=True):
+        stepped(opt, 3, [x])
+    assert same_bits(v.numpy(), w.numpy())
+    assert same_bits(host, START.astype("f4"))
+
+
+# -- configuration and state ----------------------------------------------------------------------
+class Halving(refopt.schedules.LearningRateSchedule):
+    def __init__(self, start):
+        self.start = start
+
+    def __call__(self, step):
+        return self.start / 2**step
+
+    def get_config(self):
+        return {"start": self.start}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"learning_rate": np.float32(0.1), "rho": np.float64(0.5), "centered": True},
+        {"learning_rate": refopt.schedules.CosineDecayRestarts(0.1, 2), "momentum": 0.9},
+        {"learning_rate": Halving(0.1), "clipnorm": 1.0, "name": "mine"},
+        {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 2, "jit_compile": True},
+        {"gradients_clip_option": GradientsClipOption(global_clipnorm=np.float64(1.0))},
+        {"profile": "tf-2.9-dtensor", "epsilon": 1e-3},
+    ],
+)
+def test_a_config_goes_through_json_and_makes_the_same_optimizer(arguments):
+    opt = RMSprop(**arguments)
+    config = json.loads(json.dumps(opt.get_config()))
+    kept = json.dumps(config)
+    again = RMSprop.from_config(config)
+    assert json.dumps(config) == kept, "from_config leaves it as it is"
+    assert again.get_config() == opt.get_config()
+    opt.jit_compile = again.jit_compile = False
+    assert same_bits(stepped(opt, 4)[0].numpy(), stepped(again, 4)[0].numpy())
+
+
+def test_a_config_needs_a_schedule_that_has_one():
+    opt = RMSprop(lambda step: 0.1)
+    with pytest.raises(NotImplementedError, match="learning_rate: a LearningRateSchedule is req"):
+        opt.get_config()
+    config = {"learning_rate": {"class_name": "Unheard", "module": "of", "config": {}}}
+    with pytest.raises(ValueError, match="'Unheard' of of"):
+        RMSprop.from_config(config)
+
+
+@pytest.mark.parametrize("k", [1, 3])
+@library_rows
+def test_a_run_that_was_saved_goes_on_to_the_bit(make, k, tmp_path):
+    library = make()
+
+    def new():
+        v = Variable(library.array(START, library.dtypes[-1]), name="w")
+        schedule = refopt.schedules.ExponentialDecay(0.5, 2, 0.5)
+        opt = RMSprop(schedule, momentum=0.9, centered=True, use_ema=True)
+        opt.build([v])
+        return v, opt
+
+    def step(v, opt, t):
+        opt.apply_gradients([(library.like(GRADIENT * (t + 1), v.data), v)])
+
+    with library.session():
+        v, opt = new()
+        for t in range(5):
+            step(v, opt, t)
+            if t + 1 == k:
+                refopt.save(opt.state_dict(), tmp_path / "state")
+                kept = library.get(v.data).copy()
+        w, resumed = new()
+        w.assign(kept)
+        resumed.load_state_dict(refopt.load(tmp_path / "state"))
+        for t in range(k, 5):
+            step(w, resumed, t)
+        for x, y in zip([v, *opt.variables], [w, *resumed.variables], strict=True):
+            assert same_bits(np.asarray(x.numpy()), np.asarray(y.numpy())), x.name
+
+
+def test_a_state_of_other_variables_is_refused():
+    opt = RMSprop(0.1)
+    (v,) = stepped(opt)
+    other = RMSprop(0.1, momentum=0.9)
+    other.build([v])
+    with pytest.raises(ValueError, match=r"state_dict: variables .* are required"):
+        other.load_state_dict(opt.state_dict())
+
+
+# -- subclasses -----------------------------------------------------------------------------------
+class Momentum(Optimizer):
+    """SGD with momentum, as a user of Keras writes it."""
+
+    def __init__(self, learning_rate=0.01, momentum=0.0, name="Momentum", **kwargs):
+        super().__init__(name=name, **kwargs)
+        self._learning_rate = self._build_learning_rate(learning_rate)
+        self.momentum = momentum
+
+    def build(self, var_list):
+        super().build(var_list)
+        if hasattr(self, "_built") and self._built:
+            return
+        self._built = True
+        self.moments = {
+            v: self.add_variable_from_reference(v, f"{self.name}/momentum") for v in var_list
+        }
+
+    def update_step(self, gradient, variable):
+        m = self.moments[variable]
+        m.assign(self.momentum * m + gradient)
+        variable.assign_sub(self.learning_rate * m)
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "learning_rate": self._serialize_hyperparameter(self._learning_rate),
+            "momentum": self.momentum,
+        }
+
+
+@library_rows
+def test_a_subclass_steps_in_its_own_way(make):
+    library = make()
+    schedule = refopt.schedules.PiecewiseConstantDecay([0], [0.5, 0.25])
+    opt = Momentum(schedule, 0.5, clipvalue=1.0, use_ema=True, ema_momentum=0.5)
+    opt = Momentum.from_config(json.loads(json.dumps(opt.get_config())))
+    with library.session():
+        v = Variable(library.array(START), name="w")
+        for _ in range(2):
+            opt.apply_gradients([(library.like(GRADIENT, v.data), v)])
+        g = np.clip(GRADIENT.astype("f4"), -1, 1)
+        one = START.astype("f4") - np.float32(0.5) * g
+        two = one - np.float32(0.25) * (np.float32(0.5) * g + g)
+        assert same_bits(library.get(v.data), two)
+        opt.finalize_variable_values()
+        mean = (START.astype("f4") * np.float32(0.5) + np.float32(0.5) * one) * np.float32(0.5)
+        assert same_bits(library.get(v.data), mean + np.float32(0.5) * two)
+    assert opt.get_config()["momentum"] == 0.5
+    assert int(opt.iterations) == 2
+
+
+def test_a_subclass_of_rmsprop_may_change_its_step():
+    class Signed(RMSprop):
+        def update_step(self, gradient, variable):
+            super().update_step(np.sign(gradient), variable)
+
+    v = variable()
+    Signed(0.1).apply_gradients([(gradient(), v)])
+    w = variable()
+    RMSprop(0.1).apply_gradients([(np.sign(gradient()), w)])
+    assert same_bits(v.numpy(), w.numpy())
+
+
+def test_a_base_without_a_step_says_so():
+    with pytest.raises(NotImplementedError, match="update_step"):
+        Optimizer().apply_gradients([(gradient(), variable())])
+
+
+# -- profiles -------------------------------------------------------------------------------------
+def recordings():
+    """What the arguments can express; of two classes with one rule, one."""
+    hyper = {"lr", "rho", "momentum", "epsilon", *("clipnorm", "clipvalue", "global_clipnorm")}
+    hyper |= {"ema_momentum", "ema_overwrite_frequency"}
+    for recording in golden.recordings("rmsprop"):
+        case = recording.case
+        named = set(case.hyper).union(*case.changes.values(), *(h for _, h in case.groups))
+        for profile in sorted(set(recording.runs) - {"tf-2.9-dtensor", "torch-2.13-foreach"}):
+            expressible = (
+                named <= hyper
+                and set(case.options) <= {"centered", "use_ema"}
+                and len(case.groups) == 1
+                and any(case.params)
+                and {p["dtype"] for p in case.source["params"]} <= {"float16", "float32", "float64"}
+                and any(g is not None for step in case.grads for g in step)
+                and recording.runs[profile].error is None
+            )
+            if expressible:
+                yield pytest.param(case, profile, id=f"{case.id}-{profile}")
+
+
+@pytest.mark.parametrize(("case", "profile"), list(recordings()))
+def test_the_object_does_what_each_release_was_recorded_doing(case, profile):
+    run = replayed(case, profile)
+    judged = judge(rule, case, run, rule.PROFILES[profile], axes=False)
+    assert judged.checks > 0
+    assert judged.first is None
+
+
+def replayed(case, profile):
+    """A recorded case through the object, as the oracle reads it."""
+
+    def host(values, i, shape):
+        return np.array(values, case.source["params"][i]["dtype"]).reshape(shape)
+
+    def rate(x):
+        if not isinstance(x, golden.Schedule):
+            return x[0] if isinstance(x, tuple) else x
+        return getattr(refopt.schedules, x.name)(**x.config)
+
+    hyper = {key: x for key, x in case.hyper.items() if key != "lr"}
+    if "ema_overwrite_frequency" in hyper:
+        hyper["ema_overwrite_frequency"] = int(hyper["ema_overwrite_frequency"])
+    defaults = rule.PROFILES[profile].hyper
+    opt = RMSprop(
+        rate(case.hyper.get("lr", defaults.lr)),
+        **{"rho": defaults.rho, "epsilon": defaults.epsilon, "momentum": defaults.momentum}
+        | {key: bool(x) for key, x in case.options.items()}
+        | hyper,
+        profile=profile,
+    )
+    variables = [
+        Variable(host(x, i, case.shapes[i]), name=str(i)) for i, x in enumerate(case.params)
+    ]
+    opt.build(variables)
+    steps = {}
+    for t in range(1, case.steps + 1):
+        for key, x in case.changes.get(t, {}).items():
+            setattr(opt, "learning_rate" if key == "lr" else key, rate(x))
+        pairs = []
+        for i, given in enumerate(case.gradients(t)):
+            shape = case.shapes[i]
+            if isinstance(given, golden.Sparse):
+                values = host(given.values, i, (len(given.indices), *shape[1:]))
+                given = IndexedSlices(values, given.indices)
+            elif given is not None:
+                given = host(given, i, shape)
+            pairs.append((given, variables[i]))
+        pairs = [pairs[i] for i in case.orders.get(t, range(len(pairs)))]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            if any(g is not None for g, _ in pairs):
+                opt.apply_gradients(pairs)
+        fields = {"v": "velocity", "buffer": "momentum", "a": "average_gradient"}
+        steps[t] = {"param": [flat(v) for v in variables]} | {
+            field: [flat(opt._slots[v][field]) for v in variables]
+            for field in fields
+            if field in opt._slots[variables[0]]
+        }
+        if opt.use_ema:
+            steps[t]["average"] = [flat(opt._averages[v]) for v in variables]
+    quantities = {q for step in steps.values() for q in step}
+    return golden.Run(profile, steps, dict.fromkeys(quantities, case.dtypes))
+
+
+def flat(v):
+    return [float(x) for x in np.asarray(v.numpy()).ravel()]
