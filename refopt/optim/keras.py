@@ -25,6 +25,7 @@ from refopt.interp.host import (
     placed,
     replicated,
     same_library,
+    to_numpy,
 )
 from refopt.optim import tape as tapes
 from refopt.optim.groups import deep, number, require
@@ -283,9 +284,9 @@ class Optimizer:
         if tuple(value.shape) != wanted:
             msg = f"initializer: shape {wanted} is required, got {tuple(value.shape)}"
             raise ValueError(msg)
-        like = made(0.0, kept) if not self._var_list else array_of(self._var_list[0])
         if self.mesh is not None:
-            like = replicated(made(0.0, "float32"), self.mesh)
+            return self._kept(replicated(to_numpy(value), self.mesh), name)
+        like = array_of(self._var_list[0]) if self._var_list else made(0.0, kept)
         data = placed(value, like, getattr(namespace_of(like).xp, kept, like.dtype))
         return self._kept(data, name)
 

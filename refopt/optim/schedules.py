@@ -57,7 +57,8 @@ class _Named(LearningRateSchedule):
     def value(self, step: Number, real: Callable[[Number], Number], num: Numbers) -> Number:
         """The same, in the numbers that `real` makes."""
         arguments = {key: x for key, x in self._config.items() if key != "name"}
-        result: Number = SCHEDULES[type(self).__name__](real(step), real, num, **arguments)
+        own = next(cls.__name__ for cls in type(self).__mro__ if cls.__module__ == __name__)
+        result: Number = SCHEDULES[own](real(step), real, num, **arguments)
         return result
 
     def get_config(self) -> dict[str, Any]:
@@ -217,9 +218,9 @@ def deserialize(config: Mapping[str, Any]) -> LearningRateSchedule:
 def rate(schedule: Any, step: int, real: Callable[[Number, Numbers], Number]) -> float:
     """The learning rate of a schedule, a callable, in the numbers that `real` makes."""
     num = Exact()
-    if isinstance(schedule, _Named):
+    if isinstance(schedule, _Named) and type(schedule).__call__ is _Named.__call__:
         return float(schedule.value(step, lambda x: real(x, num), num))
-    return float(schedule(step))
+    return number("learning_rate", schedule(step))
 
 
 __all__ = [
