@@ -243,7 +243,6 @@ def test_json_lines_have_header_runs_and_footer() -> None:
         "torch-2.13-differentiable",
         "vectors documented",
         "refopt documented",
-        "refopt as recorded",
     }
     (torch,) = (x for x in runs if x["run"] == "torch-2.13")
     assert "inside" in torch["excluded"]["epsilon"]

@@ -8,8 +8,8 @@ from refopt.oracle import suite
 from refopt.oracle.golden import Case, Run
 from refopt.oracle.report import paragraph
 from refopt.oracle.spec import RULES
-from refopt.oracle.suite import REJECTED, Item, Result, Task
-from refopt.oracle.verdict import CONFORMS
+from refopt.oracle.suite import DEVIATES, REJECTED, Item, Result, Task
+from refopt.oracle.verdict import CONFORMS, INCONCLUSIVE
 
 RUNS = [
     pytest.param(recording.case, name, run, id=f"{recording.case.id}-{name}")
@@ -32,10 +32,17 @@ def test_a_run_conforms_to_its_profile(case: Case, name: str, run: Run) -> None:
         assert run.error["type"]
         assert not run.steps
         return
-    assert result.status == CONFORMS, "\n".join(paragraph(result))
     assert result.verdict is not None
+    if result.status == DEVIATES:
+        assert result.verdict.first is not None
+        assert result.item.detail  # the reason
+        return
+    # nothing can be decided by a run without an element
+    fine = {CONFORMS} if any(case.params) else {CONFORMS, INCONCLUSIVE}
+    assert result.status in fine, "\n".join(paragraph(result))
     assert result.verdict.first is None
-    assert result.verdict.open < result.verdict.checks
+    if any(case.params):
+        assert result.verdict.open < result.verdict.checks
 
 
 @pytest.mark.parametrize(("case", "name", "run"), RUNS[::25])
@@ -59,7 +66,7 @@ def test_the_suite_is_as_large_as_it_claims() -> None:
     recordings = list(suite.recordings())
     recorded: dict[str, Counter[str]] = {}
     for r in recordings:
-        recorded.setdefault(suite.optimizer(r.case.id), Counter()).update(r.runs)
+        recorded.setdefault(suite.optimizer(r.case.id), Counter()).update(list(r.runs))
         assert r.runs.keys() <= suite.profiles(r.case).keys()
     assert recorded["nadam"].keys() == RULES["nadam"].PROFILES.keys()
     assert min(recorded["nadam"].values()) >= 5

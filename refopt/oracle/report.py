@@ -20,13 +20,24 @@ from rich.table import Table
 from refopt.interp.formats import FORMATS, to_bits, ulp
 from refopt.oracle import spec, suite
 from refopt.oracle.golden import Case, Recording, Run, Sparse, Values
-from refopt.oracle.suite import FAILURES, GROUPS, REJECTED, SKIPPED, Result
+from refopt.oracle.suite import DEVIATES, FAILURES, GROUPS, REJECTED, SKIPPED, Result
 from refopt.oracle.verdict import CONFORMS, INCONCLUSIVE, VIOLATION, Finding, Verdict
 
 SCHEMA = "refopt-report/1"
 OK, VIOLATED, USAGE, BROKE, STALE, NOTHING, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
 SHOWN = 5  # findings printed in full
-HEADS = {INCONCLUSIVE: "incon-\nclusive"}
+HEADS = {  # broken where a column would be too wide for a terminal of 80
+    CONFORMS: "con-\nforms",
+    VIOLATION: "viola-\ntion",
+    INCONCLUSIVE: "incon-\nclusive",
+    REJECTED: "re-\njected",
+    DEVIATES: "de-\nviates",
+}
+MARKS = {
+    VIOLATION: ("x", "bold red"),
+    INCONCLUSIVE: ("?", "yellow"),
+    **dict.fromkeys(FAILURES, ("!", "bold red")),
+}
 STYLES = {CONFORMS: "green", VIOLATION: "bold red", INCONCLUSIVE: "yellow"}
 
 
@@ -90,7 +101,7 @@ class Tally:
     """All results of a check."""
 
     def __init__(self) -> None:
-        self.rows: dict[str, Row] = {}
+        self.optimizers: dict[str, dict[str, Row]] = {}  # optimizer -> implementation -> row
         self.counts: Counter[str] = Counter()
         self.notable: list[Result] = []  # violations, failures, stale expectations
         self.cases: set[str] = set()
@@ -98,7 +109,8 @@ class Tally:
 
     def add(self, result: Result) -> None:
         """Take one more result into account."""
-        self.rows.setdefault(result.item.name, Row()).add(result)
+        rows = self.optimizers.setdefault(suite.optimizer(result.case), {})
+        rows.setdefault(result.item.name, Row()).add(result)
         self.counts[result.status] += 1
         self.cases.add(result.case)
         self.checks += result.verdict.checks if result.verdict else 0
@@ -127,34 +139,26 @@ def _step(result: Result) -> int:
 
 
 def summary(tally: Tally, console: Console, seconds: float, *, complete: bool = True) -> None:
-    """Both tables, what stayed undecided, what needs attention, and the totals."""
-    if not tally.rows:
+    """Tables by optimizer, what needs attention, and the totals."""
+    if not tally.optimizers:
         if complete:
             console.print("no case matches the selection: nothing ran")
         return
-    console.print(_verdicts(tally))
-    console.print()
-    console.print(_groups(tally))
-    undecided: dict[str, list[str]] = {}
-    for name, row in tally.rows.items():
-        if text := "; ".join(f"{axis}: {', '.join(x)}" for axis, x in row.undecided.items()):
-            undecided.setdefault(text, []).append(name)
-    if undecided:
-        console.print("\n[bold]undecided[/]: alternatives that no run of these excludes")
-    for text, names in undecided.items():
-        console.print(
-            Padding(f"[bold]{', '.join(names)}[/]  {text}", (0, 0, 0, 2)), highlight=False
-        )
+    for optimizer, rows in tally.optimizers.items():
+        if len(tally.optimizers) > 1:
+            console.print(f"[bold]{optimizer}[/]\n")
+        _results(rows, console)
     first = {result.item.name: result for result in reversed(tally.notable)}
     some = sorted(tally.notable, key=lambda r: r is not first[r.item.name])[:SHOWN]
     for result in some:
-        console.print()
         for text in paragraph(result):
             console.print(text, highlight=False)
+        console.print()
     if len(tally.notable) > len(some):
-        console.print(f"\n… and {len(tally.notable) - len(some)} more: --json lists all")
-    origins = sorted({origin for row in tally.rows.values() for origin in row.origins})
-    console.print(f"\nmade by {', '.join(origins)}", highlight=False)
+        console.print(f"… and {len(tally.notable) - len(some)} more: --json lists all\n")
+    every = [row for rows in tally.optimizers.values() for row in rows.values()]
+    origins = sorted(set().union(*(row.origins for row in every)))
+    console.print(f"made by {', '.join(origins)}", highlight=False)
     parts = [f"{n} {status}" for status, n in tally.counts.most_common()]
     console.print(
         f"{sum(tally.counts.values())} runs of {len(tally.cases)} cases: {', '.join(parts)}; "
@@ -169,56 +173,67 @@ def _table() -> Table:
     return Table(box=SIMPLE_HEAD, show_edge=False, padding=0, pad_edge=False)
 
 
-def _verdicts(tally: Tally) -> Table:
+def _results(rows: dict[str, Row], console: Console) -> None:
+    """Both tables of an optimizer, and what stayed undecided."""
+    counts = sum((row.counts for row in rows.values()), Counter[str]())
+    console.print(_verdicts(rows, counts))
+    console.print()
+    console.print(_groups(rows))
+    if marks := [f"{mark} {what}" for what, (mark, _) in MARKS.items() if counts[what]]:
+        console.print(", ".join(marks))
+    console.print()
+    undecided: dict[str, list[str]] = {}
+    for name, row in rows.items():
+        if text := "; ".join(f"{axis}: {', '.join(x)}" for axis, x in row.undecided.items()):
+            undecided.setdefault(text, []).append(name)
+    if undecided:
+        console.print("[bold]undecided[/]: alternatives that no run of these excludes")
+    for text, names in undecided.items():
+        line = Padding(f"[bold]{', '.join(names)}[/]  {text}", (0, 0, 0, 2))
+        console.print(line, highlight=False)
+    if undecided:
+        console.print()
+
+
+def _verdicts(rows: dict[str, Row], totals: Counter[str]) -> Table:
     table = _table()
     table.add_column("implementation", no_wrap=True)
-    others = [s for s in (REJECTED, SKIPPED, *FAILURES) if tally.counts[s]]
+    others = [s for s in (REJECTED, SKIPPED, DEVIATES, *FAILURES) if totals[s]]
     for status in (CONFORMS, VIOLATION, INCONCLUSIVE, *others):
         table.add_column(HEADS.get(status, status), justify="right", no_wrap=True)
     table.add_column("worst\nulp", justify="right", no_wrap=True)
     table.add_column("of\nradius", justify="right", no_wrap=True)
-    diverges = any(row.first for row in tally.rows.values())
-    if diverges:
+    if totals[VIOLATION]:
         table.add_column("first\ndivergence", overflow="fold")
-    for name, row in tally.rows.items():
+    for name, row in rows.items():
         counts = [
             f"[{STYLES.get(s, 'red')}]{row.counts[s]}[/]" if row.counts[s] else "·"
             for s in (CONFORMS, VIOLATION, INCONCLUSIVE, *others)
         ]
-        where = [_where(row.first) if row.first else ""] if diverges else []
+        where = [_where(row.first) if row.first else ""] if totals[VIOLATION] else []
         table.add_row(
             escape(name), *counts, _short(row.worst_ulp), f"{row.worst_share:.2f}", *where
         )
     return table
 
 
-def _groups(tally: Tally) -> Table:
+def _groups(rows: dict[str, Row]) -> Table:
     table = _table()
-    marks = {VIOLATION: "x", INCONCLUSIVE: "?", **dict.fromkeys(FAILURES, "!")}
-    seen = {
-        f"{mark} {s if mark != '!' else 'failed'}" for s, mark in marks.items() if tally.counts[s]
-    }
-    table.add_column("by topic" + "".join(f", {x}" for x in sorted(seen)), no_wrap=True)
-    names = [
-        name for name in (*GROUPS, "other") if any(name in row.cells for row in tally.rows.values())
-    ]
+    table.add_column("by topic", no_wrap=True)
+    names = [g for g in (*GROUPS, "other") if any(g in row.cells for row in rows.values())]
     for name in names:
         table.add_column(name, justify="right", overflow="fold")
-    for name, row in tally.rows.items():
+    for name, row in rows.items():
         table.add_row(escape(name), *(_cell(row.cells.get(group, Counter())) for group in names))
     return table
 
 
 def _cell(counts: Counter[str]) -> str:
-    """Conforming runs; violations with x, inconclusive ones with ?, failures with !."""
+    """Conforming runs, and with a mark those that are something else."""
     parts = [f"[green]{counts[CONFORMS]}[/]"] if counts[CONFORMS] else []
-    failures = sum(counts[status] for status in FAILURES)
-    for n, mark, style in (
-        (counts[VIOLATION], "x", "bold red"),
-        (counts[INCONCLUSIVE], "?", "yellow"),
-        (failures, "!", "bold red"),
-    ):
-        parts += [f"[{style}]{n}{mark}[/]"] if n else []
+    parts += [
+        f"[{style}]{counts[what]}{mark}[/]" for what, (mark, style) in MARKS.items() if counts[what]
+    ]
     return " ".join(parts) or "·"
 
 
@@ -248,6 +263,9 @@ def paragraph(result: Result) -> Iterator[str]:
         yield f"{title}: [bold red]stale expectation[/]: {escape(item.stale)}"
     else:
         lines = escape(item.detail.strip()).splitlines()
+        if lines and lines[0].startswith("Traceback"):  # --json has all of it
+            where = [x.strip() for x in lines if x.startswith("  File ")][-1]
+            lines = [lines[-1], where]
         yield f"{title}: [bold red]{result.status}[/]: {lines[0] if lines else ''}"
         yield from (f"  {line}" for line in lines[1:])
 
@@ -350,7 +368,10 @@ def footer(tally: Tally, code: int, seconds: float, *, complete: bool) -> dict[s
         "cases": len(tally.cases),
         "counts": dict(tally.counts),
         "checks": tally.checks,
-        "undecided": {name: row.undecided for name, row in tally.rows.items() if row.undecided},
+        "undecided": {
+            optimizer: {name: row.undecided for name, row in rows.items() if row.undecided}
+            for optimizer, rows in tally.optimizers.items()
+        },
         "seconds": round(seconds, 3),
     }
 
