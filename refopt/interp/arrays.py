@@ -483,7 +483,9 @@ def run(
                 continue
             after[i] = type(state)(
                 *(
-                    old if x is own else laid_out_like(left(i, x, True), old)
+                    old
+                    if x is own
+                    else laid_out_like(left(i, x, True), params[i] if old is None else old)
                     for x, own, old in zip(after[i], entered[i], state, strict=True)
                 )
             )

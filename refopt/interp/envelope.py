@@ -584,11 +584,19 @@ class Intervals:
 _OPERANDS = (Intervals, Real, int, float)
 
 
+class ShapeError(ValueError):
+    """Arrays of different sizes met."""
+
+
 def _broadcast(a: list[Interval], b: list[Interval]) -> tuple[list[Interval], list[Interval]]:
     """Both of the same length; a single element stands for every one of the other."""
     if len(a) == len(b):
         return a, b
-    return (a * len(b) if len(a) == 1 else a), (b * len(a) if len(b) == 1 else b)
+    a, b = (a * len(b) if len(a) == 1 else a), (b * len(a) if len(b) == 1 else b)
+    if len(a) != len(b):
+        msg = f"arrays of one size are required, got {len(a)} and {len(b)} elements"
+        raise ShapeError(msg)
+    return a, b
 
 
 def _not_negative(x: Interval) -> Interval:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -87,6 +88,15 @@ def recordings(optimizer: str = "nadam", folder: Path | None = None) -> Iterator
     """Every recording of an optimizer, file by file."""
     for path in sorted(((folder or root() / "golden") / optimizer).glob("*.json")):
         yield from load(path)
+
+
+def expected() -> dict[tuple[str, str], str]:
+    """Runs that no profile explains, as (case, run), each with the reason."""
+    document = tomllib.loads((root() / "expected.toml").read_text(encoding="utf-8"))
+    if document.get("format") != "refopt-expected/1":
+        msg = f"expected.toml: format must be 'refopt-expected/1', got {document.get('format')!r}"
+        raise CaseError(msg)
+    return {(d["case"], d["run"]): d["reason"] for d in document["deviation"]}
 
 
 def load(path: Path) -> Iterator[Recording]:

@@ -115,7 +115,8 @@ class Replay:
             params.append(self.array(values["param"] or [], self.case.dtypes[i]))
             state = fresh.states[i]
             if all(values.get(q) is not None for q in self.kept(state)):
-                known = {q: self.array(values[q] or [], run.dtypes[q][i]) for q in self.kept(state)}
+                shown = [q for q in state._fields if values.get(q) is not None]
+                known = {q: self.array(values[q] or [], run.dtypes[q][i]) for q in shown}
                 state = state._replace(**known)
             states.append(state)
             counted = {
@@ -172,7 +173,9 @@ class Replay:
     def stored(self, x: Any, i: int) -> Any:
         """What parameter `i` keeps of an array: 16-bit storage rounds once (half: stored)."""
         dtype = self.case.dtypes[i]
-        return self.xp.cast(x, "float32", stored=dtype) if self._widens(dtype) else x
+        if x is None or not self._widens(dtype):
+            return x
+        return self.xp.cast(x, "float32", stored=dtype)
 
     def hyper(self, t: int, overrides: dict[str, Any]) -> Any:
         """The hyperparameters of step `t` for a group."""

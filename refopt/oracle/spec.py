@@ -21,10 +21,8 @@ from refopt.interp import trace
 from refopt.interp.latex import aligned, latex
 from refopt.rules import nadam, rmsprop
 
-SPECS: dict[str, Any] = {"nadam": nadam, "rmsprop": rmsprop}
-"""Every rule with a specification."""
-RULES: dict[str, Any] = {"nadam": nadam}
-"""The rules that the suite judges."""
+RULES: dict[str, Any] = {"nadam": nadam, "rmsprop": rmsprop}
+"""Every rule, by the name of its optimizer."""
 
 
 def root() -> Path:
@@ -53,7 +51,7 @@ def equations(optimizer: str, choices: Any, *, sparse: bool = False) -> dict[str
     Every quantity with a symbol of its own is one line; what has none is written out in place.
     `sparse`: the gradient is given by rows.
     """
-    rule, spec = SPECS[optimizer], load(optimizer)
+    rule, spec = RULES[optimizer], load(optimizer)
     xp, num = trace.NAMESPACE, trace.FORMULA_NUMBERS
     param, grad = trace.name("param"), trace.name("grad")
     hyper = trace.symbols(rule.Hyper, "hyper", rule.Hyper(**spec.get("examples", {})))
@@ -113,7 +111,7 @@ def changed(
 
     `within`: alternatives that both sides take; the other axes are those of `Choices()`.
     """
-    rule = SPECS[optimizer]
+    rule = RULES[optimizer]
 
     def lines(named: Mapping[str, str]) -> dict[str, str]:
         choices = {axis: rule.AXES[axis][name] for axis, name in named.items()}
@@ -179,7 +177,7 @@ def _block(lines: dict[str, str]) -> str:
 
 
 def _equations(optimizer: str) -> Iterator[str]:
-    yield _block(equations(optimizer, SPECS[optimizer].Choices()))
+    yield _block(equations(optimizer, RULES[optimizer].Choices()))
     for block in load(optimizer)["blocks"]:
         yield f"\n{block['title']}:\n\n{_block(changed(optimizer, block['choices']))}"
 
@@ -261,7 +259,7 @@ def _axes(optimizer: str) -> Iterator[str]:
 
 def _profiles(optimizer: str) -> Iterator[str]:
     spec = load(optimizer)
-    plain = SPECS[optimizer].Hyper()._asdict()
+    plain = RULES[optimizer].Hyper()._asdict()
     rows = []
     for name, profile in spec["profiles"].items():
         hyper = [f"`{h}={x:g}`" for h, x in profile["hyper"].items() if x != plain[h]]
@@ -304,7 +302,7 @@ PARTS = {
 
 def main() -> None:
     """Renew the generated parts of every specification."""
-    for optimizer in SPECS:
+    for optimizer in RULES:
         path = root() / f"{optimizer}.md"
         path.write_text(render(optimizer, path.read_text(encoding="utf-8")), encoding="utf-8")
 

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from fnmatch import fnmatchcase
+from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 from types import ModuleType
@@ -25,10 +26,12 @@ from refopt.oracle.spec import RULES
 from refopt.oracle.verdict import Judge, Verdict
 from refopt.typing import Profile
 
-ON_NUMPY = ("nadam",)
+ON_NUMPY = ("nadam", "rmsprop")
 """Optimizers of which refopt's own runs are judged too."""
 
 REJECTED, SKIPPED = "rejected", "skipped"
+DEVIATES = "deviates"
+"""A violation that is expected: conformance/expected.toml has the reason."""
 CRASHED, TIMED_OUT, BROKEN = "crashed", "timed out", "broken"
 FAILURES = (CRASHED, TIMED_OUT, BROKEN)
 """What is no verdict. The implementation refused the case, or cannot express it; it crashed, took
@@ -152,11 +155,13 @@ def tasks(
     profile: str | None = None,
     *,
     numpy: bool = True,
+    as_recorded: bool = True,
     every: bool = False,
 ) -> Iterator[Task]:
     """One task a case: every recorded run, and with `numpy` what refopt does with it on NumPy.
 
-    refopt runs each case by the documented algorithm and by the profile of each recorded run.
+    refopt runs each case by the documented algorithm and, with `as_recorded`, by the profile of
+    each recorded run.
     `profile`: judge against this one instead of the run's own. `every`: ask of every recorded run
     for every alternative, so that a report says the same whatever ran before.
     """
@@ -176,7 +181,7 @@ def tasks(
             items += [
                 Item(here, "refopt as recorded", name, axes=False)
                 for name, run in recording.runs.items()
-                if name != "documented" and not run.error
+                if as_recorded and name != "documented" and not run.error
             ]
         yield Task(recording.case, tuple(item._replace(every=every) for item in items))
 
@@ -225,10 +230,20 @@ def _verdict(case: Case, item: Item, result: Result) -> Result:
     vector = "kills" in case.source and item.run is not None
     known = _Any() if not item.axes else _excluded.setdefault((item.name, profile.name), set())
     verdict = judge.verdict(skip=set() if vector or item.every else known)
+    if verdict.first is not None and item.run is not None:
+        reason = _expected().get((case.id, item.name)) if item.profile == item.name else None
+        if reason is not None:
+            own = result.item._replace(detail=reason)
+            return result._replace(item=own, status=DEVIATES, verdict=verdict)
     if (first := verdict.first) is not None:
         dtype = run.dtypes[first.quantity][first.parameter]
         return result._replace(
             status=verdict.status, verdict=verdict, named=judge.named(), dtype=dtype
+        )
+    if item.run is not None and item.profile == item.name and (case.id, item.name) in _expected():
+        stale = "is expected to deviate, and does not"
+        return result._replace(
+            item=result.item._replace(stale=stale), status=verdict.status, verdict=verdict
         )
     pairs = {(axis, name) for axis, names in verdict.excluded.items() for name in names}
     if item.axes:
@@ -237,6 +252,9 @@ def _verdict(case: Case, item: Item, result: Result) -> Result:
         stale = f"does not exclude {', '.join(sorted(spared))} any more"
         result = result._replace(item=result.item._replace(stale=stale))
     return result._replace(status=verdict.status, verdict=verdict)
+
+
+_expected = cache(golden.expected)
 
 
 class _Any(set[tuple[str, str]]):
@@ -256,7 +274,7 @@ def _complete(case: Case, run: Run) -> None:
     if missing := set(case.source.get("record", [case.steps])) - run.steps.keys():
         msg = f"{case.id}: step {min(missing)} is required and was not reported"
         raise CaseError(msg)
-    numbers = rule(case).Clock._fields
+    numbers = (*rule(case).Clock._fields, "lr")
     for t, quantities in run.steps.items():
         if None in quantities.get("param", [None]):
             msg = f"{case.id}, step {t}: every parameter is required"

@@ -12,9 +12,9 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from refopt.interp.balls import precision
-from refopt.interp.envelope import ROUNDINGS, Envelope, Interval
+from refopt.interp.envelope import ROUNDINGS, Envelope, Interval, ShapeError
 from refopt.interp.formats import FORMATS, ulp
-from refopt.oracle.golden import Case, Run
+from refopt.oracle.golden import Case, Run, Sparse
 from refopt.oracle.replay import Memory, Replay
 from refopt.typing import Profile
 
@@ -46,7 +46,7 @@ class Verdict(NamedTuple):
     excluded: dict[str, list[str]]  # axis -> alternatives that the run excludes
     undecided: dict[str, list[str]]  # axis -> alternatives that hold the run as well
     first: Finding | None  # the first violation, in the order of steps and data flow
-    worst_ulp: float  # largest distance of a parameter from the centre, in ulp of its update
+    worst_ulp: float  # largest distance of a parameter from the centre, in ulp of it or its update
     worst_share: float  # the same over all quantities, as a share of the envelope's radius
 
 
@@ -69,10 +69,13 @@ def judge(
     profile: Profile,
     *,
     k: int = ROUNDINGS,
-    flush: bool = False,
+    flush: bool | None = None,
     axes: bool = True,
 ) -> Verdict:
-    """Judge a run of a case; `axes` also asks which alternatives it excludes."""
+    """Judge a run of a case; `axes` also asks which alternatives it excludes.
+
+    `flush`: let subnormals become zero; None: where the case is tagged so.
+    """
     return Judge(rule, case, run, profile, k=k, flush=flush).verdict(axes=axes)
 
 
@@ -87,10 +90,11 @@ class Judge:
         profile: Profile,
         *,
         k: int = ROUNDINGS,
-        flush: bool = False,
+        flush: bool | None = None,
     ) -> None:
         self.rule, self.case, self.run, self.profile = rule, case, run, profile
-        self.k, self.flush = k, flush
+        self.k = k
+        self.flush = "flush" in case.tags if flush is None else flush
         self._starts: dict[int, Memory] = {}  # step -> what the recorded state before it gives
         self._ticked: dict[int, dict[int, Any]] = {}  # step -> coefficients by group
         with precision():
@@ -162,7 +166,10 @@ class Judge:
     def holds(self, changed: dict[str, Any]) -> bool:
         """Whether the run lies inside the envelope of the profile with these choices changed."""
         with precision():
-            return all(check.interval.holds(check.observed) for check in self._forced(changed))
+            try:
+                return all(check.interval.holds(check.observed) for check in self._forced(changed))
+            except ShapeError:  # a rule that pairs arrays of different sizes cannot have run
+                return False
 
     def _settings(self) -> list[tuple[Any, Any]]:
         """(hyperparameters, choices) of every group, at the start and after every change."""
@@ -176,8 +183,13 @@ class Judge:
 
     def _matters(self, axis: str) -> bool:
         matters = self.rule.MATTERS.get(axis)
-        several = len(self.case.params) > 1 or any(None in step for step in self.case.grads)
-        return matters is None or matters([hyper for hyper, _ in self._settings()], several)
+        case, settings = self.case, self._settings()
+        return matters is None or matters(
+            [hyper for hyper, _ in settings],
+            [choices for _, choices in settings],
+            len(case.params) > 1 or any(None in step for step in case.grads),
+            any(isinstance(g, Sparse) for step in case.grads for g in step),
+        )
 
     def _replay(self, changed: dict[str, Any] | None = None, *, clocks: bool = False) -> Replay:
         return Replay(
@@ -234,13 +246,17 @@ class Judge:
         return replay.forced(before, self.run.steps[t - 1], self.run)
 
     def _forced(self, changed: dict[str, Any]) -> Iterator[Check]:
-        """Every observation teacher-forced; open-loop where no state was recorded."""
+        """Every observation teacher-forced; open-loop where the state was not recorded.
+
+        A changed choice may keep more state than the run shows.
+        """
         replay, run = self._replay(changed), self.run
-        if any(not self._kept <= step.keys() for step in run.steps.values()):
+        kept = {q for state in replay.start().states for q in Replay.kept(state)}
+        if any(not kept <= step.keys() for step in run.steps.values()):
             for t, memory in replay.open_loop():
                 if t in run.steps:
                     yield from _compare(replay, run, t, memory, OPEN)
-        elif self._starts and set(changed) <= set(self.rule.ARRAY_AXES):
+        elif self._starts and kept == self._kept and set(changed) <= set(self.rule.ARRAY_AXES):
             for t, start in self._starts.items():
                 memory = replay.step(t, start, self._ticked[t])
                 yield from _compare(replay, run, t, memory, FORCED)
@@ -272,8 +288,9 @@ def _compare(replay: Replay, run: Run, t: int, memory: Memory, mode: str) -> Ite
                 yield Check(t, quantity, i, j, observed, interval, mode)
     if run.finalized and t == replay.case.steps:
         for i, (values, state) in enumerate(zip(run.finalized, memory.states, strict=True)):
+            final = memory.params[i] if state.average is None else state.average
             for j, observed in enumerate(values or ()):
-                yield Check(t, "average", i, j, observed, state.average.elements[j], mode)
+                yield Check(t, "average", i, j, observed, final.elements[j], mode)
 
 
 def _order(rule: ModuleType, checks: Iterator[Check]) -> list[Check]:
@@ -304,4 +321,5 @@ def _distance(check: Check, case: Case, run: Run) -> tuple[float, float]:
     )
     update = check.observed - before[j]
     f = FORMATS[case.dtypes[i]]
-    return away / ulp(update if update else check.observed, f), share
+    # where the update is below the last place of the parameter, that place is what rounds
+    return away / max(ulp(update, f), ulp(check.observed, f)), share

@@ -628,12 +628,12 @@ OBSERVABLE = ("t", "product", "m", "v", "param")
 ARRAY_AXES = ("objective", "decay", "reading", "first", "second", "momentum", "root", "epsilon")
 """Axes that do not enter `tick`."""
 
-MATTERS: dict[str, Callable[[Sequence[Hyper], bool], bool]] = {
-    "decay": lambda hypers, several: any(h.weight_decay != 0 for h in hypers),
-    "counter": lambda hypers, several: several,
+MATTERS: dict[str, Callable[[Sequence[Hyper], Sequence[Choices], bool, bool], bool]] = {
+    "decay": lambda hypers, choices, several, sparse: any(h.weight_decay != 0 for h in hypers),
+    "counter": lambda hypers, choices, several, sparse: several,
 }
-"""When an axis can make a difference at all: from the hyperparameters in use, and whether there are
-several parameters, or one that is skipped at times."""
+"""When an axis can make a difference at all: from the hyperparameters and choices in use; whether
+there are several parameters, or one that is skipped at times; whether a gradient is sparse."""
 
 
 def init(param: Array, choices: Choices, *, xp: Namespace, num: Numbers) -> tuple[State, Clock]:

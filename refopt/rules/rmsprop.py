@@ -328,6 +328,15 @@ def damped(u: Array, b: Array, h: Hyper, s: Scalars) -> Moved:  # RMS-6.1f
     return b, s.lr * b
 
 
+# -- idle (RMS-6.3): the move where μ is 0 --------------------------------------------------------
+def dropped(u: Array, b: Array | None, h: Hyper, s: Scalars) -> Moved:  # RMS-6.3a
+    return no_momentum(u, b, h, s)
+
+
+def zero_times_buffer(u: Array, b: Array, h: Hyper, s: Scalars) -> Moved:  # RMS-6.3b
+    return lr_inside(u, b, h, s)
+
+
 # -- clipping (RMS-7): of all gradients of a step, before anything else
 Gradients = list[Any]  # of Array or Rows
 
@@ -478,6 +487,7 @@ class Choices(NamedTuple):
     correction: Callable[[Array, Scalars], Array] = uncorrected
     epsilon: Callable[..., Array] = outside
     move: Callable[..., Moved] = no_momentum
+    idle: Callable[..., Moved] = dropped
     missing: Callable[..., Any] = skipped
     counter: Callable[..., Ticked] = shared
     average_start: Callable[[int, Hyper], Number] = from_start
@@ -487,12 +497,20 @@ class Choices(NamedTuple):
 def init(param: Array, choices: Choices, *, xp: Namespace, num: Numbers) -> tuple[State, Clock]:
     """Averages at their start, no step done (RMS-2); what the choices do not use is None."""
     c = choices
-    return State(
-        v=c.start(param, xp),  # RMS-2.1
-        a=None if c.variance is uncentered else xp.zeros_like(param),  # RMS-2.2
-        buffer=None if c.move is no_momentum else xp.zeros_like(param),  # RMS-2.2
-        average=None if c.average is no_average else param,  # RMS-8.3
-    ), Clock(num(0))
+    average = None if c.average is no_average else param  # RMS-8.3
+    state = State(c.start(param, xp), None, None, average)  # RMS-2.1
+    return started(param, state, c, xp=xp), Clock(num(0))
+
+
+def started(param: Array, state: State, choices: Choices, *, xp: Namespace) -> State:
+    """A state with what the choices use; what was not kept so far starts at zero (RMS-2.2)."""
+    kept = _kept(choices)
+    missing = [q for q in ("a", "buffer") if kept[q] and getattr(state, q) is None]
+    return state._replace(**{q: xp.zeros_like(param) for q in missing}) if missing else state
+
+
+def _kept(c: Choices) -> dict[str, bool]:
+    return {"a": c.variance is not uncentered, "buffer": c.move not in (no_momentum, dropped)}
 
 
 def settle(hyper: Hyper, choices: Choices, *, num: Numbers) -> Hyper:
@@ -524,6 +542,7 @@ def step(
 ) -> tuple[Quantities, State]:
     """One parameter, one step; `grad` is an array or `Rows`."""
     rows = grad if isinstance(grad, Rows) else None
+    state = started(param, state, c, xp=xp)  # RMS-2.2
     g = xp.scatter(rows.values, rows.indices, param) if rows is not None else grad  # RMS-3.2
     p, g = c.decay(param, c.objective(g), h, s)  # RMS-3
     square = c.sparse.squares(g, rows, param, xp)  # RMS-3.2
@@ -670,6 +689,7 @@ AXES: dict[str, dict[str, Any]] = {
         "nesterov-lr-inside": nesterov_lr_inside,
         "damped": damped,
     },
+    "idle": {"no-momentum": dropped, "lr-inside": zero_times_buffer},
     "missing": {"skipped": skipped, "zero": taken_as_zero},
     "counter": {"shared": shared, "per-parameter": per_parameter},
     "average_start": {"value": from_start, "first-step": from_first_step},
@@ -689,8 +709,13 @@ SAME_EXACTLY: dict[str, tuple[frozenset[str], ...]] = {
     "decay": (frozenset({"decoupled", "decoupled-factor"}),),
     "second": (frozenset(AXES["second"]),),
     "mean": (frozenset(AXES["mean"]),),
+    "idle": (frozenset(AXES["idle"]),),  # μ is 0: 0 times a buffer that is infinite is NaN
 }
 """Alternatives that differ in rounding and overflow alone: equal over the reals."""
+
+
+def _averages(choices: Sequence[Choices]) -> bool:
+    return any(c.average is not no_average for c in choices)
 
 
 def counted(c: Choices) -> set[str]:
@@ -708,11 +733,14 @@ ARRAY_AXES = tuple(
 )
 """Axes that do not enter `tick`."""
 
-MATTERS: dict[str, Callable[[Sequence[Hyper], bool], bool]] = {
-    "decay": lambda hypers, several: any(h.weight_decay != 0 for h in hypers),
-    "counter": lambda hypers, several: several,
-    "missing": lambda hypers, several: several,
-    "clip": lambda hypers, several: any(
+MATTERS: dict[str, Callable[[Sequence[Hyper], Sequence[Choices], bool, bool], bool]] = {
+    "decay": lambda hypers, choices, several, sparse: any(h.weight_decay != 0 for h in hypers),
+    "counter": lambda hypers, choices, several, sparse: several,
+    "missing": lambda hypers, choices, several, sparse: several,
+    "sparse": lambda hypers, choices, several, sparse: sparse,
+    "average": lambda hypers, choices, several, sparse: _averages(choices),
+    "average_start": lambda hypers, choices, several, sparse: _averages(choices),
+    "clip": lambda hypers, choices, several, sparse: any(
         not clip.off(limit)
         for h in hypers
         for limit in (h.clipnorm, h.clipvalue, h.global_clipnorm)
@@ -754,7 +782,7 @@ def configured(choices: Choices, hyper: Hyper, options: Mapping[str, Any]) -> Ch
         variance=c.variance if options.get("centered") else uncentered,
         correction=corrected if options.get("bias_correction") else uncorrected,
         epsilon=asked("eps_in_sqrt", inside, outside, c.epsilon),
-        move=move if hyper.momentum > 0 else no_momentum,
+        move=move if hyper.momentum > 0 else c.idle,
         average=c.average if options.get("use_ema") else no_average,
         start=one if hyper.initial_scale == 1 else c.start,
     )
@@ -828,7 +856,13 @@ PROFILES: dict[str, Profile] = {
         ),
         Profile(
             "tf1",
-            _kernel._replace(storage=stored_all, scalars=in_native, start=one, sparse=lazy),
+            _kernel._replace(
+                storage=stored_all,
+                scalars=in_native,
+                start=one,
+                sparse=lazy,
+                idle=zero_times_buffer,
+            ),
             Hyper(epsilon=1e-10),
             "each",
             "TensorFlow 2.9.3, compat.v1.train.RMSPropOptimizer",
@@ -858,7 +892,11 @@ PROFILES: dict[str, Profile] = {
         Profile(
             "paddle-3.3",
             _documented._replace(
-                storage=stored_attributes, scalars=in_native, epsilon=inside, move=lr_inside
+                storage=stored_attributes,
+                scalars=in_native,
+                epsilon=inside,
+                move=lr_inside,
+                idle=zero_times_buffer,
             ),
             Hyper(rho=0.95, epsilon=1e-6),
             "each",
@@ -866,7 +904,9 @@ PROFILES: dict[str, Profile] = {
         ),
         Profile(
             "mindspore-2.10",
-            _kernel._replace(storage=stored_all, scalars=in_float32, start=one),
+            _kernel._replace(
+                storage=stored_all, scalars=in_float32, start=one, idle=zero_times_buffer
+            ),
             Hyper(lr=0.1, epsilon=1e-10),
             "each",
             "MindSpore 2.10, nn.RMSProp",
