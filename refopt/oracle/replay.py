@@ -115,7 +115,9 @@ class Replay:
             params.append(self.array(values["param"] or [], self.case.dtypes[i]))
             state = fresh.states[i]
             if all(values.get(q) is not None for q in self.kept(state)):
-                shown = [q for q in state._fields if values.get(q) is not None]
+                # what is not kept from the start may be kept from a change on
+                fields = state._fields if self.case.changes else self.kept(state)
+                shown = [q for q in fields if values.get(q) is not None]
                 known = {q: self.array(values[q] or [], run.dtypes[q][i]) for q in shown}
                 state = state._replace(**known)
             states.append(state)
