@@ -105,6 +105,11 @@ def test_deprecated_arguments_warn_and_change_nothing(key):
         ({"use_ema": True, "ema_overwrite_frequency": -1}, ValueError, "ema_overwrite_frequency"),
         ({"use_ema": True, "ema_overwrite_frequency": 1.5}, ValueError, "got 1.5"),
         ({"mesh": "mesh"}, TypeError, "mesh: a jax.sharding.Mesh or None is required, got str"),
+        (
+            {"profile": "keras-legacy-2.9", "use_ema": True},
+            ValueError,
+            "use_ema: False is required under profile 'keras-legacy-2.9'",
+        ),
         ({"profile": "tf"}, ValueError, "profile: one of documented, .*got 'tf'"),
         (
             {"gradients_clip_option": GradientsClipOption(1.0), "clipvalue": 1.0},

@@ -109,6 +109,9 @@ global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency, **kwargs
             ema_overwrite_frequency=ema_overwrite_frequency,
             **kwargs,
         )
+        if self.use_ema and rule.PROFILES[profile].choices.average is rule.no_average:
+            msg = f"use_ema: False is required under profile {profile!r}, got True"
+            raise ValueError(msg)
         numbers = {"rho": rho, "momentum": momentum, "epsilon": epsilon}
         for key, value in numbers.items():
             number(key, value)
