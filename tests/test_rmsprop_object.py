@@ -1,5 +1,7 @@
 """`refopt.RMSprop` and its base: arguments, calls, errors, configuration, state."""
 
+import doctest
+import importlib
 import inspect
 import json
 import warnings
@@ -688,7 +690,120 @@ def test_a_base_without_a_step_says_so():
         Optimizer().apply_gradients([(gradient(), variable())])
 
 
+# -- variables ------------------------------------------------------------------------------------
+def test_a_variable_of_numbers_is_an_array_of_float32():
+    assert refopt.Variable is refopt.Parameter
+    assert Variable(10.0).dtype == "float32"
+    assert Variable([[1, 2]]).numpy().tolist() == [[1.0, 2.0]]
+    assert Variable(1.0, dtype="float64").dtype == "float64"
+    assert Variable(np.float64(1)).dtype == "float64"
+    assert Variable(Variable(3.0)).numpy() == 3.0
+    assert type(Variable(1.0).numpy()) is np.float32
+    with pytest.raises(TypeError, match="data: dtype float64 is required, got float32"):
+        Variable(START.astype("f4"), dtype="float64")
+
+
+@library_rows
+def test_a_variable_is_assigned_in_place_and_read_as_a_copy(make):
+    library = make()
+    with library.session():
+        v = Variable(library.array(START), name="w")
+        seen = v.numpy()
+        assert v.assign(START * 2) is v
+        v.assign_add(library.array(START))
+        v.assign_sub(1.0)
+        assert same_bits(library.get(v.data), (START * 3 - 1).astype("f4"))
+        assert same_bits(seen, START.astype("f4"))
+        assert v.dtype == library.array(START).dtype
+        assert library.place(v.data) == library.place(library.array(START))
+        with pytest.raises(ValueError, match=r"value: shape \(2, 3\) is required, got \(3,\)"):
+            v.assign(np.ones(3))
+
+
+def test_operators_act_on_the_array():
+    v, x = variable(), START.astype("f4")
+    for ours, theirs in [
+        (v + 1, x + 1),
+        (1 - v, 1 - x),
+        (v * v, x * x),
+        (x * v, x * x),
+        (2 / v, 2 / x),
+        (v**2, x**2),
+        (2.0**v, np.float32(2.0) ** x),
+        (-v, -x),
+        (abs(v), abs(x)),
+        (v @ np.ones(3, "f4"), x @ np.ones(3, "f4")),
+        (v[0], x[0]),
+        (v < 0, x < 0),
+        (np.exp(v), np.exp(x)),
+        (np.sum(v, axis=0), np.sum(x, axis=0)),
+        (np.concatenate([v, v]), np.concatenate([x, x])),
+    ]:
+        assert type(ours) is np.ndarray
+        assert ours.dtype == theirs.dtype
+        assert np.array_equal(ours, theirs)
+    assert (float(Variable(2.5)), int(Variable(2.0)), bool(Variable(0.0))) == (2.5, 2, False)
+    assert v in {v}
+    assert v not in {variable()}
+    assert "name='w'" in repr(v)
+
+
+def test_counters_are_numbers_beside_any_array():
+    opt = RMSprop(0.1)
+    assert (opt.learning_rate * gradient()).dtype == "float32"
+    assert type(opt.iterations + 1) is int
+
+
+@pytest.mark.parametrize("module", ["rmsprop", "tape"])
+def test_examples_in_docstrings_run(module):
+    name = f"refopt.optim.{module}"
+    failed, run = doctest.testmod(importlib.import_module(name))
+    assert run > 0
+    assert failed == 0
+
+
+def test_a_step_never_waits_for_the_device():
+    import cupy_standin
+
+    cupy = cupy_standin.install()
+    v = Variable(cupy.asarray(START.astype("f4")))
+    opt = RMSprop(
+        refopt.schedules.CosineDecay(0.1, 9),
+        momentum=0.9,
+        centered=True,
+        clipnorm=1.0,
+        use_ema=True,
+        ema_overwrite_frequency=2,
+    )
+    grads = [cupy.asarray(gradient()), IndexedSlices(cupy.asarray(gradient()), [1, 1])]
+    cupy_standin.ndarray.syncs = 0
+    for g in grads * 2:
+        opt.apply_gradients([(g, v)])
+    opt.finalize_variable_values()
+    assert cupy_standin.ndarray.syncs == 0
+
+
 # -- profiles -------------------------------------------------------------------------------------
+def test_the_centered_form_of_the_release_ends_in_nan():
+    """Constant gradients: above √(1 - ρ) the release subtracts more than it has."""
+    for c, last in [(1.0, 5), (0.5, 14), (0.3, 80)]:
+        v = variable([0.0], dtype="float64")
+        opt = RMSprop(0.01, centered=True, profile="tf-2.9-dtensor")
+        finite = 0
+        for _ in range(80):
+            opt.apply_gradients([(gradient([c], "float64"), v)])
+            finite += int(np.isfinite(v.numpy()[0]))
+        assert finite == last
+        v = variable([0.0], dtype="float64")
+        stepped_by(RMSprop(0.01, centered=True), v, gradient([c], "float64"))
+        assert np.isfinite(v.numpy()[0])
+
+
+def stepped_by(opt, v, g):
+    for _ in range(20):
+        opt.apply_gradients([(g, v)])
+
+
 def recordings():
     """What the arguments can express; of two classes with one rule, one."""
     hyper = {"lr", "rho", "momentum", "epsilon", *("clipnorm", "clipvalue", "global_clipnorm")}
@@ -776,3 +891,21 @@ def replayed(case, profile):
 
 def flat(v):
     return [float(x) for x in np.asarray(v.numpy()).ravel()]
+
+
+@library_rows
+def test_variables_of_several_dtypes_share_a_norm_and_keep_their_own(make):
+    library = make()
+    with library.session():
+        variables = [Variable(library.array([3.0, 4.0], dtype)) for dtype in library.dtypes]
+        opt = RMSprop(0.1, momentum=0.9, global_clipnorm=1.0, use_ema=True)
+        alone = Variable(library.array([3.0, 4.0]))
+        grads = [library.like([1.0, -2.0], v.data) for v in variables]
+        opt.apply_gradients(zip(grads, variables, strict=True))
+        other = RMSprop(0.1, momentum=0.9, global_clipnorm=1.0)
+        other.apply_gradients([(library.like([1.0, -2.0], alone.data), alone)])
+        for v, dtype in zip(variables, library.dtypes, strict=True):
+            kept = [v, *opt._slots[v].values(), opt._averages[v]]
+            assert {str(x.dtype).rpartition(".")[2] for x in kept} == {dtype}
+        mine, theirs = (opt._slots[variables[0]]["v"], other._slots[alone]["v"])
+        assert (library.get(mine.data) < library.get(theirs.data)).all(), "one norm for all"

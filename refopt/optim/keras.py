@@ -105,7 +105,8 @@ class Optimizer:
     gradients_clip_option, ema_option : GradientsClipOption, EMAOption, optional
         The arguments below in another form; both forms at once are an error.
     jit_compile : bool
-        Run the step under the compiler of the variables' library, where it has one
+        Run the step under the compiler of the variables' library, where it has one: `jax.jit`,
+        `torch.compile`. Sparse gradients, and a subclass's own `update_step`, run as they are
         (default: False).
     clipnorm, global_clipnorm, clipvalue : float, optional
         Limit of each gradient's norm, of the norm of all gradients together, of each element. The
