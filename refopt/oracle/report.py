@@ -84,8 +84,10 @@ class Row:
             self.first = result
         for known, excluded in ((verdict.undecided, False), (verdict.excluded, True)):
             for axis, names in known.items() if result.item.axes else ():
-                decided = self.axes.setdefault(axis, {})
-                decided.update({name: excluded or decided.get(name, False) for name in names})
+                decided, own = self.axes.setdefault(axis, {}), suite.own(result, axis)
+                decided.update(
+                    {n: excluded or decided.get(n, False) for n in names if n not in own}
+                )
 
     @property
     def undecided(self) -> dict[str, list[str]]:

@@ -23,7 +23,7 @@ from refopt.oracle import golden
 from refopt.oracle.golden import Case, Recording, Run
 from refopt.oracle.own import numpy_run
 from refopt.oracle.spec import RULES
-from refopt.oracle.verdict import Judge, Verdict
+from refopt.oracle.verdict import Judge, Verdict, equal
 from refopt.typing import Profile
 
 ON_NUMPY = ("nadam", "rmsprop")
@@ -200,6 +200,12 @@ def recorded(implementation: str, name: str, profile: str, run: Run) -> Item:
         detail = f"{run.error['type']}: {run.error['message']}"
         return Item(implementation, name, profile, status=REJECTED, detail=detail)
     return Item(implementation, name, profile, run)
+
+
+def own(result: Result, axis: str) -> set[str]:
+    """What a result's profile itself chooses on an axis, under every name that is equal to it."""
+    judged = RULES[optimizer(result.case)]
+    return equal(judged, axis, judged.PROFILES[result.item.profile].choices)
 
 
 # -- work -----------------------------------------------------------------------------------------

@@ -79,6 +79,12 @@ def judge(
     return Judge(rule, case, run, profile, k=k, flush=flush).verdict(axes=axes)
 
 
+def equal(rule: ModuleType, axis: str, choices: Any) -> set[str]:
+    """The alternatives on an axis that are what was chosen, or equal to it over the reals."""
+    own = {name for name, choice in rule.AXES[axis].items() if choice is getattr(choices, axis)}
+    return own.union(*(names for names in rule.SAME_EXACTLY.get(axis, ()) if names & own))
+
+
 class Judge:
     """One run against one profile, and against that profile with choices changed."""
 
@@ -146,11 +152,9 @@ class Judge:
 
     def alternatives(self) -> Iterator[tuple[str, str, Any]]:
         """(axis, name, choice) of every single change that is another rule over the reals."""
+        settings = [choices for _, choices in self._settings()]
         for axis, named in self.rule.AXES.items():
-            current = {getattr(choices, axis) for _, choices in self._settings()}
-            own = {name for name, choice in named.items() if choice in current}
-            equal = (names for names in self.rule.SAME_EXACTLY.get(axis, ()) if names & own)
-            same = own.union(*equal)
+            same = set().union(*(equal(self.rule, axis, choices) for choices in settings))
             yield from ((axis, name, choice) for name, choice in named.items() if name not in same)
 
     def named(self) -> list[tuple[str, str]]:
@@ -310,7 +314,7 @@ def _distance(check: Check, case: Case, run: Run) -> tuple[float, float]:
     centre = (check.interval.low + check.interval.high) / 2
     radius = float((check.interval.high - check.interval.low) / 2)
     away = float(abs(centre - check.observed))
-    share = away / radius if radius else 0.0
+    share = min(away / radius, 1.0) if radius else 0.0  # it is inside; the rest is this division
     if check.quantity != "param":
         return 0.0, share
     i, j = check.parameter, check.element
