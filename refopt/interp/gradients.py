@@ -166,7 +166,7 @@ def _check(loss: Loss, arrays: Sequence[Any], found: Sequence[Any]) -> None:
         msg = (
             "loss: an analytic function is required for a complex step, got one whose slope along "
             f"a random direction is {difference:.6g} by a difference and {slope:.6g} by the step; "
-            "|x|, max and the like need a tape or the gradients themselves"
+            "|x|, max and the like need the method autograd, a tape, or the gradients themselves"
         )
         raise ValueError(msg)
 

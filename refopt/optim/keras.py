@@ -501,8 +501,10 @@ class Optimizer:
     def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> Pairs:
         """The gradients of a loss as a list of (gradient or None, variable).
 
-        By torch's autograd, by `jax.grad`, or by a complex step on NumPy, CuPy and others; see
-        `refopt.GradientTape`. An array loss stands for the sum of its elements.
+        By torch's autograd, by `jax.grad`, or on NumPy, CuPy and others by a complex step, which
+        is one evaluation for each of at most 10,000 elements of real variables, of an analytic
+        loss; see `refopt.GradientTape` for autograd. An array loss stands for the sum of its
+        elements.
 
         Parameters
         ----------
