@@ -40,14 +40,29 @@ too long, or left the protocol (`broken` also where judging itself failed)."""
 GROUPS = {
     "epsilon": {"epsilon", "root", "v-hat"},
     "decay": {"l2", "decoupled", "decay-order", "decay-without-lr"},
-    "moments": {"beta1", "beta2", "which-m", "momentum", "maximize", "correction"},
+    "moments": {
+        *("beta1", "beta2", "which-m", "momentum", "maximize", "correction"),
+        *("rho", "centered", "buffer", "nesterov", "start"),
+    },
+    "clipping": {"clip", "clipnorm", "clipvalue", "global-clipnorm"},
+    "average": {"ema", "order"},
+    "sparse": {"sparse", "sparse-duplicates"},
     "schedule": {
         *("psi", "schedule", "base", "product", "product-dtype", "divisor", "long", "none"),
         *("counter", "step-offset", "product-per-variable", "product-start"),
     },
-    "lr": {"lr", "lr-dtype", "tensor-lr", "changes", "groups", "coefficient-dtype", "scalar-dtype"},
-    "dtype": {"half", "complex", "dtype", "layout", "position", "state"},
-    "edges": {"zero", "signed-zero", "nan", "inf", "huge", "subnormal", "underflow", "overflow"},
+    "lr": {
+        *("lr", "lr-dtype", "tensor-lr", "changes", "groups", "coefficient-dtype", "scalar-dtype"),
+        "lr-in-momentum",
+    },
+    "dtype": {
+        *("half", "complex", "dtype", "layout", "position", "state"),
+        *("shape", "vectorized", "mesh"),
+    },
+    "edges": {
+        *("zero", "signed-zero", "nan", "inf", "huge", "subnormal", "underflow", "overflow"),
+        "flush",
+    },
     "basics": {"defaults", "control"},
 }
 """Topics of cases by the tags of the recordings; the first tag of a case decides."""
