@@ -404,7 +404,8 @@ def test_update_step_changes_one_variable_and_no_count():
     plain = stepped(RMSprop(0.1))[0]
     assert same_bits(a.numpy(), plain.numpy()), "no clipping"
     assert int(opt.iterations) == 0
-    assert same_bits(b.numpy(), START.astype("f4"))
+    for x in (b, opt._averages[a], opt._averages[b]):
+        assert same_bits(x.numpy(), START.astype("f4"))
     with pytest.raises(ValueError, match="shape"):
         opt.update_step(gradient([1.0]), a)
 
@@ -533,6 +534,12 @@ def test_the_average_of_a_read_only_array_stays_its_own():
     ]
     for opt, x in zip(opts, (v, w), strict=True):
         stepped(opt, 3, [x])
+        opt.finalize_variable_values()
+        stepped(opt, 2, [x])
+        assert same_bits(x.numpy(), opt._averages[x].numpy())
+        opt.ema_overwrite_frequency = None
+        stepped(opt, 2, [x])
+        assert not same_bits(x.numpy(), opt._averages[x].numpy())
     assert same_bits(v.numpy(), w.numpy())
     assert same_bits(host, START.astype("f4"))
 

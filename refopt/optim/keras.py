@@ -485,7 +485,7 @@ class Optimizer:
         for (variable, kept), mean in zip(self._averages.items(), means, strict=True):
             put(kept, mean)
             if overwritten:
-                put(variable, copied(mean))
+                put(variable, mean)
 
     def _limits(self) -> rule.Hyper:
         """The hyperparameters that every optimizer has."""

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from refopt.interp.arrays import Floats, compiled, init, passage, recording, run, scalar_of
-from refopt.interp.host import copied
 from refopt.optim.groups import number, require
 from refopt.optim.keras import EMAOption, GradientsClipOption, Optimizer, Pairs, _gradient, put
 from refopt.optim.keras import _name as name_of
@@ -207,24 +206,16 @@ global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency, **kwargs
         arrays = [array_of(variable) for variable in variables]
         with recording(False, *arrays):
             stepped = self._results(arrays, grads, states, clock, hyper, profile, order)
-        written: set[int] = set()
-
-        def own(value: Any) -> Any:
-            """A copy where the rule gave two quantities one array."""
-            again = id(value) in written
-            written.add(id(value))
-            return copied(value) if again else value
-
         for variable, (param, state) in zip(variables, stepped, strict=True):
             if param is not None:
-                put(variable, own(param))
+                put(variable, param)
             slots = {**self._slots[variable]}
             if variable in self._averages:
                 slots["average"] = self._averages[variable]
             for field, slot in slots.items():
                 value = getattr(state, field)
                 if value is not slot.data:
-                    put(slot, own(value))
+                    put(slot, value)
 
     def _results(
         self,
