@@ -202,6 +202,12 @@ def test_vectors_validate_and_cite_clauses_that_exist():
 
 
 def test_a_vector_without_power_is_refused(monkeypatch):
-    monkeypatch.setattr(vectors, "INPUTS", {"nadam": ("empty",)})
-    with pytest.raises(CaseError):
+    monkeypatch.setattr(vectors, "INPUTS", {"rmsprop": {"tf": ("empty",)}})
+    with pytest.raises(CaseError, match="must exclude some alternative"):
+        vectors.make("rmsprop")
+
+
+def test_an_input_that_was_not_recorded_is_refused(monkeypatch):
+    monkeypatch.setattr(vectors, "INPUTS", {"nadam": {"torch": ("no-such",)}})
+    with pytest.raises(CaseError, match="no recording has the input"):
         vectors.make()

@@ -374,11 +374,11 @@ class Real:
     def __neg__(self) -> Real:
         return Real(negated(self.x), self.dtype, self.numbers)
 
-    def __int__(self) -> int:
+    def __float__(self) -> float:
         if self.x.low is not self.x.high:
-            msg = f"an integer needs a decided value, got {self.x}"
+            msg = f"a decided value is required, got {self.x}"
             raise ArithmeticError(msg)
-        return int(float(self.x.low))
+        return float(self.x.low)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, int | float):

@@ -20,29 +20,57 @@ from refopt.errors import CaseError
 from refopt.interp.balls import PRECISION, Space, precision, rounded
 from refopt.interp.formats import FORMATS, to_bits
 from refopt.oracle import golden, spec
-from refopt.oracle.golden import Case
+from refopt.oracle.golden import Case, Schedule
 from refopt.oracle.replay import Memory, Replay
 from refopt.oracle.verdict import Judge
 
-INPUTS = {
-    "nadam": (
-        *("sharp-l2-psi-1", "sharp-l2-psi-0.3", "sharp-decoupled", "product-float32"),
-        *("two-variables", "three-variables", "constant-gradient", "alternating-signs"),
-        *("small-beta2", "tiny-gradients", "defaults", "l2-0.1", "decoupled-0.1", "psi-0"),
-        *("beta1-zero", "maximize", "maximize-l2", "maximize-decoupled", "none-alternating"),
-        *("none-pause", "groups-everything", "lr-changed", "betas-changed"),
-    )
+INPUTS: dict[str, dict[str, tuple[str, ...]]] = {
+    "nadam": {
+        "torch": (
+            *("sharp-l2-psi-1", "sharp-l2-psi-0.3", "sharp-decoupled", "product-float32"),
+            *("two-variables", "three-variables", "constant-gradient", "alternating-signs"),
+            *("small-beta2", "tiny-gradients", "defaults", "l2-0.1", "decoupled-0.1", "psi-0"),
+            *("beta1-zero", "maximize", "maximize-l2", "maximize-decoupled", "none-alternating"),
+            *("none-pause", "groups-everything", "lr-changed", "betas-changed"),
+        ),
+    },
+    "rmsprop": {
+        "tf": (
+            *("sharp", "epsilon-0.001", "momentum", "momentum-lr-changed", "two-variables"),
+            *(
+                "alternating-signs",
+                "tiny-gradients",
+                "epsilon-zero",
+                "defaults",
+                "centered",
+                "centered-rho-0.99",
+            ),
+            *("centered-momentum-lr-changed", "centered-two-variables", "none-in-turn"),
+            *("clipnorm-drawn", "clipvalue-0.1", "global-drawn", "clipnorm-before-value"),
+            *("ema", "ema-none-overwrite", "ema-order-overwrite", "schedule-exponential"),
+            *("schedule-restarts-even", "schedule-polynomial-cycle", "schedule-momentum"),
+            *("sparse-repeated", "sparse-repeated-momentum", "sparse-centered-momentum"),
+        ),
+        "torch": ("weight-decay-l2", "maximize", "none-at-odd-steps"),
+        "optax": ("bias-correction", "nesterov"),
+    },
 }
-"""The recorded inputs that the vectors share, by optimizer."""
+"""The recorded inputs that the vectors share: by optimizer and by whose they are."""
 
 
 def make(optimizer: str = "nadam") -> dict[str, Any]:
     """The document of an optimizer's vectors. Raises CaseError for a vector without power."""
     profile = spec.RULES[optimizer].PROFILES["documented"]
-    chosen = {f"{optimizer}.torch.{name}.{d}" for name in INPUTS[optimizer] for d in ("f32", "f64")}
+    chosen = {
+        f"{optimizer}.{family}.{name}.{dtype}"
+        for family, names in INPUTS[optimizer].items()
+        for name in names
+        for dtype in ("f32", "f64")
+    }
     found = [r.case for r in golden.recordings(optimizer) if r.case.id in chosen]
-    if missing := chosen - {case.id for case in found}:
-        msg = f"vectors: no recording has the input {min(missing)!r}"
+    missing = chosen - {case.id for case in found}
+    if names := {name.rpartition(".")[0] for name in missing} - {c.id[:-4] for c in found}:
+        msg = f"vectors: no recording has the input {min(names)!r}"
         raise CaseError(msg)
     return {
         "format": "refopt-vectors/1",
@@ -60,10 +88,16 @@ def make(optimizer: str = "nadam") -> dict[str, Any]:
 def _vector(optimizer: str, case: Case) -> dict[str, Any]:
     rule = spec.RULES[optimizer]
     profile = rule.PROFILES["documented"]
-    source = {k: v for k, v in case.source.items() if k not in ("profiles", "comment")}
-    source["id"] = case.id.replace(".torch.", ".vector.")
-    source["comment"] = case.comment.replace("torch", "the documented rule")
-    source["runs"] = {profile.name: {"dtypes": _COUNTERS, "steps": _truth(rule, case, profile)}}
+    dropped = ("profiles", "comment", "finalize", "mesh")
+    source = {k: v for k, v in case.source.items() if k not in dropped}
+    family = case.id.split(".")[1]
+    source["id"] = case.id.replace(f".{family}.", ".vector.", 1)
+    source["comment"] = case.comment
+    source["tags"] = [tag for tag in case.tags if tag != "flush"]
+    steps = _truth(rule, case, profile)
+    shown = next(iter(steps.values()))
+    counters = {q: "float64" for q in (*rule.Clock._fields, "lr") if q in shown}
+    source["runs"] = {profile.name: {"dtypes": counters, "steps": steps}}
     parsed = golden.parse(source)
     run = golden.parse_run(parsed, profile.name, source["runs"])
     verdict = Judge(rule, parsed, run, profile).verdict()
@@ -78,28 +112,35 @@ def _vector(optimizer: str, case: Case) -> dict[str, Any]:
     return source
 
 
-_COUNTERS = {"product": "float64", "t": "float64"}
-
-
 def _truth(rule: Any, case: Case, profile: Any) -> dict[str, Any]:
     """The recorded steps, each the true step from what was stored before it, rounded once."""
     wanted, steps = case.source["record"], {}
+    double = FORMATS["float64"]
     with precision():
         replay = Replay(rule, case, profile, space=Space())
         memory = replay.start()
         for t in range(1, case.steps + 1):
             memory = _stored(replay.step(t, memory), case)
             if t in wanted:
-                arrays = {
-                    "param": memory.params,
-                    "m": [s.m for s in memory.states],
-                    "v": [s.v for s in memory.states],
-                }
+                shown = memory.states[0]._fields
+                columns = {q: [getattr(state, q) for state in memory.states] for q in shown}
+                columns["param"] = memory.params
                 steps[str(t)] = {
-                    **{q: list(map(_bits, xs, case.dtypes)) for q, xs in arrays.items()},
-                    "product": [_bits([c.product], "float64") for c in memory.clocks],
-                    "t": [_bits([c.t], "float64") for c in memory.clocks],
+                    q: list(map(_bits, arrays, case.dtypes))
+                    for q, arrays in columns.items()
+                    if any(x is not None for x in arrays)
                 }
+                numbers = {
+                    q: [getattr(clock, q) for clock in memory.clocks]
+                    for q in rule.Clock._fields
+                    if q in rule.OBSERVABLE
+                }
+                if isinstance(case.hyper["lr"], Schedule):
+                    numbers["lr"] = [replay.hyper(t, {}).lr for _ in memory.params]
+                for q, column in numbers.items():
+                    steps[str(t)][q] = [
+                        _bits([rounded(replay.num(x), double)], "float64") for x in column
+                    ]
     return steps
 
 
@@ -107,19 +148,19 @@ def _stored(memory: Memory, case: Case) -> Memory:
     cast = Space().cast
     params = [cast(x, d, stored=d) for x, d in zip(memory.params, case.dtypes, strict=True)]
     states = [
-        type(state)(*(cast(x, d, stored=d) for x in state))
+        type(state)(*(x if x is None else cast(x, d, stored=d) for x in state))
         for state, d in zip(memory.states, case.dtypes, strict=True)
     ]
-    product = FORMATS["float64"]
-    clocks = [c._replace(product=rounded(c.product, product)) for c in memory.clocks]
-    if not all(x.is_exact() for array in params for x in array):
+    double, num = FORMATS["float64"], Space.numbers
+    clocks = [type(c)(*(rounded(num(x), double) for x in c)) for c in memory.clocks]
+    if not all(x.is_exact() or not x.is_finite() for array in params for x in array):
         msg = f"{case.id}: a ball's two ends round to different numbers: raise the precision"
         raise CaseError(msg)
     return Memory(params, states, clocks)
 
 
-def _bits(balls: Any, dtype: str) -> str:
-    return to_bits([float(ball) for ball in balls], FORMATS[dtype])
+def _bits(balls: Any, dtype: str) -> str | None:
+    return None if balls is None else to_bits([float(ball) for ball in balls], FORMATS[dtype])
 
 
 def text(document: dict[str, Any]) -> str:

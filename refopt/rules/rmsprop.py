@@ -616,7 +616,7 @@ def update(
         stepped, kept[i] = step(params[i], grad, states[i], ticked[i][0], h, c, xp=xp)
         quantities[i], after[i] = stepped, stepped.param
     if given and c.average is not no_average:  # RMS-8
-        t = int(ticked[given[0]][1].t)
+        t = int(float(ticked[given[0]][1].t))
         momentum = c.average_start(t, hyper)  # RMS-8.3
         for k, i in c.average(given, len(params)):  # RMS-8.4
             mean = ema.averaged(kept[k].average, after[i], momentum)  # RMS-8.1
