@@ -575,6 +575,7 @@ def test_a_config_goes_through_json_and_makes_the_same_optimizer(arguments):
     again = RMSprop.from_config(config)
     assert json.dumps(config) == kept, "from_config leaves it as it is"
     assert again.get_config() == opt.get_config()
+    assert again.profile == opt.profile == arguments.get("profile", "documented")
     opt.jit_compile = again.jit_compile = False
     assert same_bits(stepped(opt, 4)[0].numpy(), stepped(again, 4)[0].numpy())
 
@@ -690,6 +691,29 @@ def test_a_subclass_of_rmsprop_may_change_its_step():
     w = variable()
     RMSprop(0.1).apply_gradients([(np.sign(gradient()), w)])
     assert same_bits(v.numpy(), w.numpy())
+
+
+@library_rows
+def test_step_by_step_a_subclass_does_what_the_rule_does_as_a_whole(make):
+    """The base clips, counts, averages and overwrites like the rule's own update."""
+
+    class Same(RMSprop):
+        def update_step(self, gradient, variable):
+            super().update_step(gradient, variable)
+
+    library = make()
+    with library.session():
+        runs = []
+        for kind in (RMSprop, Same):
+            a, b = Variable(library.array(START)), Variable(library.array([1.0, 2.0]))
+            opt = kind(
+                0.1, momentum=0.9, global_clipnorm=1.0, use_ema=True, ema_overwrite_frequency=2
+            )
+            rows = IndexedSlices(library.array([[1.0, 2.0, 3.0]] * 2), [1, 1])
+            for g in (library.array(GRADIENT), rows, library.array(GRADIENT)):
+                opt.apply_gradients([(g, a), (library.array([0.5, -3.0]), b)])
+            runs.append([np.asarray(x.numpy()) for x in (a, b, *opt.variables)])
+        assert all(same_bits(x, y) for x, y in zip(*runs, strict=True))
 
 
 def test_a_base_without_a_step_says_so():
