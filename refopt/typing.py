@@ -79,6 +79,10 @@ class Numbers(Protocol):
     def ceil(self, x: Number, /) -> Number:
         """The smallest integer not below `x`."""
 
+    @property
+    def pi(self) -> Number:
+        """π."""
+
     def cos(self, x: Number, /) -> Number:
         """The cosine of an angle in radians."""
 

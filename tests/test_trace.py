@@ -56,6 +56,8 @@ class Arrays:
 class Numbers:
     """Floats, and NumPy scalars for what is rounded; parameters are float32."""
 
+    pi = math.pi
+
     float32 = staticmethod(np.float32)
     float64 = staticmethod(float)
     native = staticmethod(np.float32)

@@ -6,6 +6,7 @@ storage, and what each library does in its own way, end here.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -180,6 +181,11 @@ class Floats:
         """The cosine of an angle in radians."""
         return _kept(np.cos, x)
 
+    @property
+    def pi(self) -> float:
+        """π, rounded to a Python float."""
+        return math.pi
+
     def log(self, x: Number, /) -> Number:
         """The natural logarithm."""
         return _kept(np.log, x)
@@ -241,6 +247,11 @@ class Device:
     def cos(self, x: Number, /) -> Number:
         """The cosine of an angle in radians."""
         return _kept(np.cos, x)
+
+    @property
+    def pi(self) -> float:
+        """π, rounded to a Python float."""
+        return math.pi
 
     def log(self, x: Number, /) -> Number:
         """The natural logarithm."""

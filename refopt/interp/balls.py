@@ -72,6 +72,11 @@ class Balls:
         """The smallest integer not below."""
         return self(x).ceil()
 
+    @property
+    def pi(self) -> Any:
+        """π, itself."""
+        return flint.arb.pi()
+
     def cos(self, x: Any) -> Any:
         """The cosine of an angle in radians."""
         return self(x).cos()

@@ -446,6 +446,11 @@ class Reals:
         """The smallest integer not below; an interval where that is not decided."""
         return self._integer(x, "ceil")
 
+    @property
+    def pi(self) -> float:
+        """π, as a Python float: a product with it is widened by more than it is off."""
+        return math.pi
+
     def cos(self, x: Any) -> Real:
         """The cosine of an angle in radians, widened like a power."""
         x = self(x)

@@ -212,6 +212,10 @@ class _Numbers:
     def cos(self, x: Any, /) -> Node:
         return apply("num.cos", x)
 
+    @property
+    def pi(self) -> float:
+        return math.pi
+
     def log(self, x: Any, /) -> Node:
         return apply("num.log", x)
 

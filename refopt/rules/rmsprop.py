@@ -520,6 +520,7 @@ def settle(hyper: Hyper, choices: Choices, *, num: Numbers) -> Hyper:
     return h._replace(**numbers)
 
 
+_LIMITS = ("clipnorm", "clipvalue", "global_clipnorm")
 _NUMBERS = ("lr", "rho", "momentum", "epsilon", "weight_decay")
 
 
@@ -610,7 +611,10 @@ def update(
     given = [i for i in (order or range(len(params))) if grads[i] is not None]
     quantities: list[Quantities | None] = [None for _ in params]
     after, kept = list(params), list(states)
-    clipped = c.clip([grads[i] for i in given], hyper, xp) if given else []  # RMS-7
+    limits = {q: x if (x := getattr(hyper, q)) is None else num(x) for q in _LIMITS}
+    clipped = (
+        c.clip([grads[i] for i in given], hyper._replace(**limits), xp) if given else []
+    )  # RMS-7
     for i, grad in zip(given, clipped, strict=True):
         h = settle(hyper, c, num=num.of(params[i]))
         stepped, kept[i] = step(params[i], grad, states[i], ticked[i][0], h, c, xp=xp)

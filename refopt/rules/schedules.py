@@ -12,8 +12,6 @@ from typing import Any
 
 from refopt.typing import Number, Numbers
 
-PI = 3.141592653589793
-
 
 def exponential_decay(  # RMS-9.1: i rᵖ, p = s/d
     s: Number,
@@ -84,7 +82,7 @@ def cosine_decay(  # RMS-9.5: i ((1 - α) (1 + cos π s/d) / 2 + α)
 ) -> Number:
     d, a = real(decay_steps), real(alpha)
     done = (s if s <= d else d) / d
-    return real(initial_learning_rate) * ((1 - a) * (0.5 * (1 + num.cos(PI * done))) + a)
+    return real(initial_learning_rate) * ((1 - a) * (0.5 * (1 + num.cos(num.pi * done))) + a)
 
 
 def cosine_decay_restarts(  # RMS-9.6: over periods d, d t, d t², … from i, i m, …
@@ -108,7 +106,7 @@ def cosine_decay_restarts(  # RMS-9.6: over periods d, d t, d t², … from i, i
         before = (1 - t**restarts) / (1 - t)
         done = (done - before) / t**restarts
     height = real(m_mul) ** restarts
-    wave = 0.5 * height * (1 + num.cos(PI * done))
+    wave = 0.5 * height * (1 + num.cos(num.pi * done))
     return real(initial_learning_rate) * ((1 - a) * wave + a)
 
 
