@@ -401,11 +401,20 @@ class Real:
 
     def _at_least(self, other: float | Real) -> bool:
         """Whether self >= other; both decided alike by every value of both."""
-        x, y = self.x, self.numbers(other).x
-        if x.special or y.special or not (x.high < y.low or x.low >= y.high):
-            msg = f"a branch needs a decided comparison, got {x} and {y}"
+        x, y = _ends(self.x), _ends(self.numbers(other).x)
+        if not (x[1] < y[0] or x[0] >= y[1]):
+            msg = f"a branch needs a decided comparison, got {self.x} and {other}"
             raise ArithmeticError(msg)
-        return bool(x.low >= y.high)
+        return bool(x[0] >= y[1])
+
+
+def _ends(x: Interval) -> tuple[Any, Any]:
+    """The least and the greatest value; NaN, which no comparison decides, where it may be one."""
+    if x.nan:
+        return arb.nan(), arb.nan()
+    low = arb.neg_inf() if x.minus else x.low if x.low is not None else arb.pos_inf()
+    high = arb.pos_inf() if x.plus else x.high if x.high is not None else arb.neg_inf()
+    return low, high
 
 
 class Reals:
