@@ -274,6 +274,15 @@ def test_a_tape_knows_only_what_it_recorded():
         GradientTape("symbolic")
 
 
+def test_a_loss_that_is_a_function_leaves_no_trace_on_an_open_tape():
+    w = variable()
+    with GradientTape() as tape:
+        found = RMSprop().compute_gradients(lambda: np.sum(w * w), [w])
+        loss = w * 3.0
+    assert type(found[0][0]) is np.ndarray
+    assert tape._nodes == [loss]
+
+
 @pytest.mark.jax
 def test_functions_of_jax_go_into_a_function():
     import jax.numpy as jnp

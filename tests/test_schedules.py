@@ -190,6 +190,12 @@ def test_rates_are_those_that_releases_showed(given, profile, rates):
 
 
 def test_profiles_compute_schedules_in_their_own_dtype():
+    late = schedules.PiecewiseConstantDecay([2.0**24], [0.5, 0.25])
+    for profile, value in [("documented", 0.25), ("tf-2.9-experimental", 0.5)]:
+        opt = RMSprop(late, profile=profile)
+        opt.iterations = 2**24 + 1  # no number of float32
+        opt.apply_gradients([(np.array([0.5]), Variable(np.array([1.0])))])
+        assert float(opt.learning_rate) == value
     schedule = schedules.ExponentialDecay(0.1, 3, 0.7)
     assert float(RMSprop(schedule).learning_rate) == 0.1
     released = RMSprop(schedule, profile="tf-2.9-experimental")
