@@ -18,6 +18,7 @@ from refopt.interp.envelope import (
     added,
     divided,
     multiplied,
+    negated,
     point,
     rooted,
 )
@@ -209,7 +210,8 @@ def test_lerp_in_float32_lies_inside(a, b, weight):
         start, end = xp.array([a], "float32"), xp.array([b], "float32")
         inside = xp.lerp(start, end, weight).elements[0]
         assert inside.holds(value)
-        tight = added(multiplied(point(1 - weight), point(a)), multiplied(point(weight), point(b)))
+        rest = added(point(1.0), negated(point(weight)))
+        tight = added(multiplied(rest, point(a)), multiplied(point(weight), point(b)))
         assert inside.low is None or not inside.low > tight.high
 
 
