@@ -10,6 +10,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from refopt.errors import CaseError
+from refopt.oracle import golden
+
 CONFORMANCE = Path(__file__).parent.parent / "conformance"
 FILES = sorted((CONFORMANCE / "golden").rglob("*.json"))
 SCHEMA = json.loads((CONFORMANCE / "schema" / "golden.schema.json").read_text())
@@ -339,6 +342,10 @@ AVERAGED = "rmsprop.tf.ema-order-swapped.f32"
 MESH = "rmsprop.tf.mesh.f32"
 
 
+def experimental(case):
+    return case["runs"]["tf-2.9-experimental"]
+
+
 def dtensor(case):
     return case["runs"]["tf-2.9-dtensor"]
 
@@ -412,6 +419,136 @@ def test_the_schema_refuses_in_nadam_what_is_rmsprops(change):
 def test_an_inconsistent_case_of_rmsprop_is_refused(id, change, finding):
     (case,) = broken_rmsprop(id, change)["cases"]
     assert any(found.startswith(finding) for found in inconsistencies(case))
+
+
+# ---------------------------------------------------------------- the reader refuses them as well
+
+ALTERNATING = "nadam.torch.none-alternating.f64"
+
+
+def read(tmp_path, document):
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(document))
+    return list(golden.load(path))
+
+
+def first(case):
+    return case["runs"]["torch-2.13"]["steps"]["1"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda d, c: d.update(format="refopt-golden/2"), "format must be one of"),
+        (lambda d, c: d.update(optimizer="adamw"), "optimizer must be one of nadam, rmsprop"),
+        (lambda d, c: d.update(optimizer="rmsprop"), "the id must begin with 'rmsprop"),
+        (lambda d, c: d["provenance"].pop("version"), "provenance must"),
+        (lambda d, c: d.update(cases=[]), "cases must be a list"),
+        (lambda d, c: d["cases"].append(c), "an id must occur once"),
+        (drop("comment"), "'comment' is required"),
+        (put("unknown", 1), "keys of a case must be among .* got 'unknown'"),
+        (put("id", "adam.torch"), "id must begin with one of nadam, rmsprop"),
+        (put("steps", 2.5), "'steps' must be an integer; got 2.5"),
+        (put("steps", True), "'steps' must be an integer; got True"),
+        (put("steps", 0), "at least one step"),
+        (put("params", []), "at least one step and one parameter"),
+        (put("grads", []), "grads must be one row or more"),
+        (put("grads", [[None]]), "grads must be one row or more"),
+        (put("options", {"maximise": 1}), "options must be among .* got 'maximise'"),
+        (put("options", {"centered": 1}), "options must be among .* got 'centered'"),
+        (put("options", {"maximize": 2}), "maximize must be 0 or 1; got 2"),
+        (lambda d, c: c["hyper"].pop("momentum_decay"), "momentum_decay must be stated"),
+        (lambda d, c: c["hyper"].update(rho="0.9"), "hyperparameters must be .* got 'rho'"),
+        (lambda d, c: c["hyper"].update(lr=0.1), "lr must be a decimal number in a text; got 0.1"),
+        (lambda d, c: c["hyper"].update(lr="fast"), "lr must be a decimal number"),
+        (lambda d, c: c["hyper"].update(lr={"dtype": "float8", "bits": ""}), "lr: a dtype must"),
+        (lambda d, c: c["hyper"].update(lr={"dtype": "float32", "bits": ""}), "lr: 8 hexadecimal"),
+        (
+            lambda d, c: c["hyper"].update(lr={"schedule": "CosineDecay", "config": {}}),
+            "cannot be a schedule",
+        ),
+        (put("changes", {"99": {"lr": "0.1"}}), "changes must name steps from 1 to"),
+        (put("changes", {"2": {"rho": "0.1"}}), "hyperparameters must be among"),
+        (put("order", {"2": [1, 0]}), "order must be absent"),
+        (put("record", [1, 99]), "record must be different steps"),
+        (put("groups", [{"params": [0]}]), "groups must hold each of"),
+        (put("groups", [{"params": [0, 0, 1]}]), "groups must hold each of"),
+        (lambda d, c: c["params"][0].update(dtype="float8"), "a dtype must be one of"),
+        (lambda d, c: c["params"][0].update(shape=[9]), "hexadecimal digits"),
+        (lambda d, c: c["params"][0].update(bits="x" * len(c["params"][0]["bits"])), "hexadecim"),
+        (lambda d, c: c["params"][0].update(layout="diagonal"), "a layout must be"),
+        (lambda d, c: c["grads"][0].__setitem__(0, "3ff0"), "a gradient: .* hexadecimal digits"),
+        (lambda d, c: c.update(runs={}), "runs must be an object of one run or more"),
+        (lambda d, c: c["runs"].update(mine={"same": "mine"}), "same must lead to a run"),
+        (lambda d, c: c["runs"].update(a={"same": "b"}, b={"same": "a"}), "same must lead"),
+        (lambda d, c: c["runs"].update(a={"same": "b"}), "same must lead to .* 'a', 'b'"),
+        (lambda d, c: first(c).pop("param"), "every parameter is required"),
+        (lambda d, c: first(c).update(m=first(c)["m"][:1]), "step 1, m: one entry"),
+        (lambda d, c: first(c).update(buffer=first(c)["m"]), "quantities must be among"),
+        (lambda d, c: c["runs"]["torch-2.13"]["dtypes"].update(t="int8"), "the dtype of t must"),
+        (lambda d, c: c["runs"]["torch-2.13"]["dtypes"].update(param="float32"), "dtype of param"),
+        (lambda d, c: c["runs"]["torch-2.13"].update(finalized=[]), "finalized must be absent"),
+    ],
+)
+def test_the_reader_refuses_a_broken_file(tmp_path, change, said):
+    assert read(tmp_path, broken(lambda d, c: None))
+    with pytest.raises(CaseError, match=f"mine[.]json: .*{said}"):
+        read(tmp_path, broken(change))
+
+
+@pytest.mark.parametrize(
+    ("id", "change", "said"),
+    [
+        (SPARSE, lambda c: c["grads"][0][0]["indices"].append(0), "hexadecimal digits"),
+        (SPARSE, lambda c: c["grads"][0][0].update(indices=[1, 4, 1]), "indices of a gradient"),
+        (SPARSE, lambda c: c["grads"][0][0].update(indices=[1, -1, 1]), "indices of a gradient"),
+        (AVERAGED, lambda c: c["order"].update({"3": [1]}), "an order must hold each"),
+        (AVERAGED, lambda c: experimental(c).update(finalized=[]), "finalized: one entry"),
+        (SCHEDULE, lambda c: dtensor(c)["dtypes"].update(lr="float64"), "lr: 16 hexadecimal"),
+        (SCHEDULE, lambda c: c["hyper"]["lr"].update(schedule="StepDecay"), "a schedule must be"),
+        (SCHEDULE, lambda c: c["hyper"]["lr"]["config"].update(values=[]), "one value more"),
+        (SCHEDULE, lambda c: c["hyper"]["lr"]["config"].update(rate="1"), "arguments of Piecewise"),
+        (SCHEDULE, lambda c: c["hyper"]["lr"]["config"].pop("values"), "values are required"),
+        (SCHEDULE, lambda c: c["hyper"].update(rho=c["hyper"]["lr"]), "rho must be a number"),
+    ],
+)
+def test_the_reader_refuses_a_broken_file_of_rmsprop(tmp_path, id, change, said):
+    assert read(tmp_path, broken_rmsprop(id, lambda c: c["runs"]))
+    with pytest.raises(CaseError, match=f"mine[.]json: .*{said}"):
+        read(tmp_path, broken_rmsprop(id, change))
+
+
+def places(value, path=()):
+    """The path to every value of a document."""
+    yield path
+    if isinstance(value, dict | list):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            yield from places(value[key], (*path, key))
+
+
+@pytest.mark.parametrize("id", [ALTERNATING, SPARSE, AVERAGED, SCHEDULE, MESH])
+def test_no_value_of_a_wrong_type_ends_in_an_error_of_python(tmp_path, id):
+    """Each value in its turn is left out, or becomes one of every JSON type."""
+    unchanged = lambda *_: None  # noqa: E731
+    document = broken(unchanged) if id == ALTERNATING else broken_rmsprop(id, unchanged)
+    (case,) = document["cases"]
+    case["runs"] = dict([next((k, v) for k, v in case["runs"].items() if "steps" in v)])
+    outcomes = []
+    for path in [p for p in places(document) if p]:
+        for value in (..., None, True, -1, 0.5, 10**400, "", "x", [], [[]], {}, {"x": []}):
+            changed = copy.deepcopy(document)
+            parent = changed
+            for key in path[:-1]:
+                parent = parent[key]
+            parent[path[-1]] = value
+            if value is ...:
+                del parent[path[-1]]
+            try:
+                outcomes.append(len(read(tmp_path, changed)))
+            except CaseError:
+                outcomes.append(0)
+    assert set(outcomes) == {0, 1}
+    assert outcomes.count(0) > outcomes.count(1)
 
 
 def test_a_changed_finalized_value_is_reported(make):

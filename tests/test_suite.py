@@ -67,21 +67,29 @@ def test_wrong_answers_are_violations(case: str, change: Callable[[str, float], 
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        (lambda steps: steps.pop(2), "step 2 is required"),
-        (lambda steps: steps[2]["m"][0].pop(), "elements are required"),
-        (lambda steps: steps[2]["m"][0].append(0.0), "elements are required"),
-        (lambda steps: steps[2]["product"].append([0.5]), "ValueError"),
-        (lambda steps: steps[2]["param"].__setitem__(0, None), "every parameter is required"),
-        (lambda steps: steps[2].pop("param"), "every parameter is required"),
+        (lambda steps: steps.pop("2"), "step 2 is required"),
+        (lambda steps: steps["2"].update(m=[steps["2"]["m"][0][:-8]]), "step 2, m: 32 hex"),
+        (lambda steps: steps["2"].update(m=[steps["2"]["m"][0] + "00000000"]), "step 2, m: 32 hex"),
+        (lambda steps: steps["2"]["product"].append("3f000000"), "step 2, product: one entry"),
+        (lambda steps: steps["2"]["param"].__setitem__(0, None), "every parameter is required"),
+        (lambda steps: steps["2"].pop("param"), "every parameter is required"),
+        (lambda steps: steps.update({"0": steps["1"]}), "steps from 1 to"),
+        (lambda steps: steps.update({"1000": steps["1"]}), "steps from 1 to"),
+        (lambda steps: steps["2"].update(x=steps["2"]["m"]), "quantities must be among"),
     ],
 )
-def test_an_incomplete_answer_is_broken(fault: Callable[[Any], Any], said: str) -> None:
-    recording = RECORDINGS[SHARP[0]]
-    run = changed(recording.runs["torch-2.13"], lambda q, x: x)
-    fault(run.steps)
-    result = judged(recording, run)
-    assert result.status == BROKEN
-    assert said in result.item.detail
+def test_an_incomplete_answer_is_refused(fault: Callable[[Any], Any], said: str) -> None:
+    runs = {"torch-2.13": _source(SHARP[0])["runs"]["torch-2.13"]}
+    case = RECORDINGS[SHARP[0]].case
+    assert golden.parse_run(case, "torch-2.13", runs).steps
+    fault(runs["torch-2.13"]["steps"])
+    with pytest.raises(CaseError, match=said):
+        golden.parse_run(case, "torch-2.13", runs)
+
+
+def _source(case: str) -> Any:
+    path = golden.root() / "golden" / "nadam" / "torch-2.13.json"
+    return next(c for c in json.loads(path.read_text())["cases"] if c["id"] == case)
 
 
 def test_a_failure_while_judging_leaves_the_other_runs_alone() -> None:
@@ -236,8 +244,12 @@ def test_a_file_that_is_no_recording_is_named(tmp_path: Path, text: str) -> None
 def test_a_run_without_a_profile_asks_for_one(tmp_path: Path) -> None:
     recording = RECORDINGS[SHARP[0]]
     renamed = recording._replace(runs={"my-optimizer": recording.runs["torch-2.13"]})
-    with pytest.raises(CaseError, match="got 'my-optimizer'"):
+    with pytest.raises(CaseError, match="'my-optimizer' is no profile: pass --profile") as found:
         list(suite.tasks([renamed], numpy=False))
+    assert "optax-0.2" in str(found.value)
+    assert "tf-2.9" not in str(found.value)
+    with pytest.raises(CaseError, match="--profile must be one of its optimizer, got 'tf1'"):
+        list(suite.tasks([renamed], "tf1", numpy=False))
     (task,) = suite.tasks([renamed], "torch-2.13", numpy=False)
     assert [item.profile for item in task.items] == ["torch-2.13"]
 

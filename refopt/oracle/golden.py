@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import math
+import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from refopt.errors import CaseError
 from refopt.interp.formats import COMPLEX, FORMATS, from_bits
+from refopt.oracle.spec import RULES
+from refopt.rules.schedules import SCHEDULES
 
 FORMATS_READ = ("refopt-golden/1", "refopt-vectors/1")
 
@@ -100,104 +105,346 @@ def expected() -> dict[tuple[str, str], str]:
 
 
 def load(path: Path) -> Iterator[Recording]:
-    """The recordings of one file."""
-    document = json.loads(path.read_text())
-    if document.get("format") not in FORMATS_READ:
-        msg = f"{path.name}: format must be one of {FORMATS_READ}, got {document.get('format')!r}"
-        raise CaseError(msg)
-    for source in document["cases"]:
-        case = parse(source)
-        runs = {name: parse_run(case, name, source["runs"]) for name in source["runs"]}
-        yield Recording(case, runs, document["provenance"])
+    """The recordings of one file. Raises CaseError where it is malformed."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        msg = f"{path}: a JSON file of format refopt-golden/1 is required: {error}"
+        raise CaseError(msg) from None
+    seen: set[str] = set()
+    try:
+        optimizer, provenance, cases = _document(document)
+        for source in cases:
+            case = parse(source)
+            if case.id.partition(".")[0] != optimizer:
+                _refuse(
+                    f"case {case.id!r}: the id must begin with '{optimizer}.', as the file says"
+                )
+            if case.id in seen:
+                _refuse(f"case {case.id!r}: an id must occur once")
+            seen.add(case.id)
+            runs = source.get("runs")
+            if not isinstance(runs, dict) or not runs:
+                _refuse(f"case {case.id!r}: runs must be an object of one run or more", runs)
+            yield Recording(case, {name: parse_run(case, name, runs) for name in runs}, provenance)
+    except CaseError as error:
+        msg = f"{path}: {error}"
+        raise CaseError(msg) from error.__cause__
+
+
+def _document(source: Any) -> tuple[str, dict[str, Any], list[Any]]:
+    """(optimizer, provenance, cases) of a file."""
+    if not isinstance(source, dict) or source.get("format") not in FORMATS_READ:
+        got = source.get("format") if isinstance(source, dict) else source
+        _refuse(f"format must be one of {', '.join(FORMATS_READ)}", got)
+    optimizer, provenance = source.get("optimizer"), source.get("provenance")
+    if not isinstance(optimizer, str) or optimizer not in RULES:
+        _refuse(f"optimizer must be one of {', '.join(RULES)}", optimizer)
+    made = source["format"] == "refopt-vectors/1"
+    wanted = ["arithmetic"] if made else ["framework", "version"]
+    if not isinstance(provenance, dict) or not all(
+        isinstance(provenance.get(key), str) for key in wanted
+    ):
+        _refuse(f"provenance must be an object with the texts {', '.join(wanted)}", provenance)
+    cases = source.get("cases")
+    if not isinstance(cases, list) or not cases:
+        _refuse("cases must be a list of one case or more", cases)
+    return optimizer, provenance, cases
+
+
+KEYS = {
+    *("id", "comment", "tags", "hyper", "options", "groups", "changes", "params", "steps"),
+    *("record", "grads", "runs", "profiles", "order", "finalize", "mesh", "clauses", "kills"),
+}
+"""What a case may say; anything else would be passed over."""
 
 
 def parse(source: dict[str, Any]) -> Case:
-    """A case from its JSON object."""
+    """A case from its JSON object. Raises CaseError where it is malformed."""
     try:
-        dtypes = [COMPLEX.get(p["dtype"], p["dtype"]) for p in source["params"]]
-        everything = list(range(len(dtypes)))
-        return Case(
-            id=source["id"],
-            comment=source["comment"],
-            tags=source.get("tags", []),
-            hyper=_hyper(source["hyper"]),
-            options=source.get("options", {}),
-            groups=[
-                (group["params"], _hyper(group.get("hyper", {})))
-                for group in source.get("groups", [{"params": everything}])
-            ],
-            changes={int(t): _hyper(h) for t, h in source.get("changes", {}).items()},
-            dtypes=dtypes,
-            shapes=[p["shape"] for p in source["params"]],
-            params=[
-                from_bits(p["bits"], FORMATS[d])
-                for p, d in zip(source["params"], dtypes, strict=True)
-            ],
-            steps=source["steps"],
-            grads=[
-                [_gradient(g, d) for g, d in zip(step, dtypes, strict=True)]
-                for step in source["grads"]
-            ],
-            source={key: value for key, value in source.items() if key != "runs"},
-            orders={int(t): order for t, order in source.get("order", {}).items()},
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        msg = f"case {source.get('id')!r}: {error!r}"
-        raise CaseError(msg) from error
+        return _case(source)
+    except CaseError as error:
+        named = source.get("id") if isinstance(source, dict) else source
+        msg = f"case {named!r:.80}: {error}"
+        raise CaseError(msg) from error.__cause__
 
 
-def parse_run(case: Case, name: str, runs: dict[str, Any]) -> Run:
-    """One run of a case from the JSON object of its runs."""
-    source = runs[name]
-    while "same" in source:
-        source = runs[source["same"]]
-    stated = source.get("dtypes", {})
-    quantities = {q for step in source.get("steps", {}).values() for q in step}
-    dtypes = {
-        q: [COMPLEX.get(stated[q], stated[q])] * len(case.dtypes) if q in stated else case.dtypes
-        for q in quantities
-    }
-    steps = {
-        int(t): {q: _values(values, dtypes[q]) for q, values in step.items()}
-        for t, step in source.get("steps", {}).items()
-    }
-    finalized = source.get("finalized")
-    return Run(
-        name,
-        dict(sorted(steps.items())),
-        dtypes,
-        source.get("error"),
-        None if finalized is None else _values(finalized, case.dtypes),
+def _case(source: Any) -> Case:
+    id, comment = _get(source, "id", str), _get(source, "comment", str)
+    if (rule := RULES.get(id.partition(".")[0])) is None or "." not in id:
+        _refuse(f"the id must begin with one of {', '.join(RULES)} and a dot", id)
+    _named(source, KEYS, "keys of a case")
+    given, steps = _get(source, "params", list), _get(source, "steps", int)
+    if steps < 1 or not given:
+        _refuse("at least one step and one parameter are required", steps, given)
+    dtypes, shapes, params = zip(*map(_parameter, given), strict=True)
+    everything = list(range(len(given)))
+    hyper = _hyper(rule, _get(source, "hyper", dict))
+    if missing := [name for name in rule.REQUIRED if name not in hyper]:
+        _refuse(f"hyper: {', '.join(missing)} must be stated", *hyper)
+    options = _get(source, "options", dict, {})
+    _named(options, rule.OPTIONS, "options")
+    for name, value in options.items():
+        if type(value) is not int or value not in (0, 1):
+            _refuse(f"option {name} must be 0 or 1", value)
+    groups = [
+        (_indices(_get(g, "params", list), "params of a group"), _get(g, "hyper", dict, {}))
+        for g in _get(source, "groups", list, [{"params": everything}])
+    ]
+    if sorted(i for members, _ in groups for i in members) != everything:
+        _refuse(f"groups must hold each of {everything} once", [members for members, _ in groups])
+    orders = _by_step(source, "order", steps)
+    if orders and "order" not in inspect.signature(rule.update).parameters:
+        _refuse("order must be absent: this optimizer has none", orders)
+    for order in orders.values():
+        if sorted(_indices(order, "an order")) != everything:
+            _refuse(f"an order must hold each of {everything} once", order)
+    record = _indices(_get(source, "record", list, [steps]), "record")
+    if not record or len(set(record)) < len(record) or not 1 <= min(record) <= max(record) <= steps:
+        _refuse(f"record must be different steps from 1 to {steps}", record)
+    grads = _get(source, "grads", list)
+    if not grads or any(not isinstance(row, list) or len(row) != len(given) for row in grads):
+        _refuse(f"grads must be one row or more, each of {len(given)} entries", grads)
+    return Case(
+        id=id,
+        comment=comment,
+        tags=_texts(source, "tags"),
+        hyper=hyper,
+        options=options,
+        groups=[(members, _hyper(rule, overrides)) for members, overrides in groups],
+        changes={t: _hyper(rule, h) for t, h in _by_step(source, "changes", steps).items()},
+        dtypes=[COMPLEX.get(d, d) for d in dtypes],
+        shapes=list(shapes),
+        params=list(params),
+        steps=steps,
+        grads=[
+            [_gradient(rule, g, *x) for g, *x in zip(row, dtypes, shapes, strict=True)]
+            for row in grads
+        ],
+        source={key: value for key, value in source.items() if key != "runs"},
+        orders=orders,
     )
 
 
-def _gradient(source: Any, dtype: str) -> Gradient:
-    if isinstance(source, dict):
-        return Sparse(from_bits(source["values"], FORMATS[dtype]), tuple(source["indices"]))
-    return None if source is None else _decoded(source, dtype)
+def parse_run(case: Case, name: str, runs: dict[str, Any]) -> Run:
+    """One run of a case from the JSON object of its runs. Raises CaseError where malformed."""
+    try:
+        return _run(case, name, runs)
+    except CaseError as error:
+        msg = f"case {case.id!r}, run {name!r}: {error}"
+        raise CaseError(msg) from error.__cause__
 
 
-def _values(bits: list[str | None], dtypes: list[str]) -> list[Values | None]:
-    return [None if b is None else _decoded(b, d) for b, d in zip(bits, dtypes, strict=True)]
+def _run(case: Case, name: str, runs: Any) -> Run:
+    passed: list[str] = []
+    source = _get(runs, name, dict)
+    while "same" in source:
+        passed.append(name)
+        name = _get(source, "same", str)
+        if name in passed or name not in runs:
+            _refuse("same must lead to a run of its own", *passed, name)
+        source = _get(runs, name, dict)
+    name = passed[0] if passed else name
+    _named(source, ("dtypes", "steps", "finalized", "error"), "keys of a run")
+    if "error" in source:
+        error = _get(source, "error", dict)
+        return Run(name, {}, {}, {key: _get(error, key, str) for key in ("type", "message")})
+    rule = RULES[case.id.partition(".")[0]]
+    numbers = {*rule.Clock._fields, "lr"}
+    stated = _get(source, "dtypes", dict, {})
+    _named(stated, rule.OBSERVABLE, "quantities")
+    dtypes = {q: _stated(case, q, stated.get(q), q in numbers) for q in rule.OBSERVABLE}
+    sizes = [len(x) for x in case.params]
+    steps = _by_step(source, "steps", case.steps)
+    if missing := set(case.source.get("record", [case.steps])) - steps.keys():
+        _refuse(f"step {min(missing)} is required", *sorted(steps))
+    values: dict[int, dict[str, list[Values | None]]] = {}
+    for t, columns in sorted(steps.items()):
+        if not isinstance(columns, dict):
+            _refuse(f"step {t} must be an object", columns)
+        _named(columns, rule.OBSERVABLE, "quantities")
+        values[t] = {
+            q: _values(bits, dtypes[q], [1] * len(sizes) if q in numbers else sizes, q, t)
+            for q, bits in columns.items()
+        }
+        if None in values[t].get("param", [None]):
+            _refuse(f"step {t}: every parameter is required", columns.get("param"))
+    finalized = None
+    if "finalized" in source:
+        if "average" not in rule.State._fields:
+            _refuse("finalized must be absent: this optimizer averages nothing")
+        finalized = _values(source["finalized"], case.dtypes, sizes, "finalized", case.steps)
+    shown = {q for columns in values.values() for q in columns}
+    return Run(name, values, {q: dtypes[q] for q in shown}, None, finalized)
 
 
-def _decoded(bits: str, dtype: str) -> Values:
-    if dtype in ("int32", "int64"):  # step counters of some releases
+def _stated(case: Case, quantity: str, dtype: Any, number: bool) -> list[str]:
+    """The dtypes of a quantity, from what a run states."""
+    if dtype is None:
+        return case.dtypes
+    allowed = [*FORMATS, *INTEGERS] if number else [*FORMATS, *COMPLEX]
+    if dtype not in allowed:
+        _refuse(f"the dtype of {quantity} must be one of {', '.join(allowed)}", dtype)
+    if not number:
+        kinds = {d in COMPLEX for p in case.source["params"] for d in (p["dtype"], dtype)}
+        if len(kinds) > 1 or (
+            quantity == "param" and {COMPLEX.get(dtype, dtype)} != {*case.dtypes}
+        ):
+            _refuse(f"the dtype of {quantity} must be that of the parameters", dtype)
+    return [COMPLEX.get(dtype, dtype)] * len(case.dtypes)
+
+
+def _parameter(source: Any) -> tuple[str, list[int], Values]:
+    """(dtype, shape, values) of a parameter."""
+    dtype = _get(source, "dtype", str)
+    if dtype not in FORMATS and dtype not in COMPLEX:
+        _refuse(f"a dtype must be one of {', '.join([*FORMATS, *COMPLEX])}", dtype)
+    shape = _indices(_get(source, "shape", list), "a shape")
+    layout = source.get("layout", "C")
+    if layout not in ("C", "F", "strided") or (layout == "strided" and not shape):
+        _refuse("a layout must be C, F or, of at least one axis, strided", layout)
+    return dtype, shape, _decoded(source.get("bits"), dtype, math.prod(shape), "a parameter")
+
+
+def _gradient(rule: Any, source: Any, dtype: str, shape: list[int]) -> Gradient:
+    if source is None:
+        return None
+    if not isinstance(source, dict):
+        return _decoded(source, dtype, math.prod(shape), "a gradient")
+    if not hasattr(rule, "Rows") or not shape:
+        _refuse("a gradient must have every row: this parameter or optimizer has no rows", source)
+    indices = _indices(_get(source, "indices", list), "indices of a gradient")
+    if any(i >= shape[0] for i in indices):
+        _refuse(f"indices of a gradient must be less than {shape[0]}", indices)
+    size = math.prod([len(indices), *shape[1:]])
+    return Sparse(_decoded(source.get("values"), dtype, size, "a gradient"), tuple(indices))
+
+
+def _values(
+    bits: Any, dtypes: list[str], sizes: list[int], quantity: str, t: int
+) -> list[Values | None]:
+    if not isinstance(bits, list) or len(bits) != len(sizes):
+        _refuse(
+            f"step {t}, {quantity}: one entry for each of {len(sizes)} parameters is required", bits
+        )
+    return [
+        None if b is None else _decoded(b, d, n, quantity, t)
+        for b, d, n in zip(bits, dtypes, sizes, strict=True)
+    ]
+
+
+def _decoded(bits: Any, dtype: str, size: int, what: str, t: int = 0) -> Values:
+    """The `size` elements of a bit string; of a complex dtype as pairs."""
+    if dtype in COMPLEX:
+        dtype, size = COMPLEX[dtype], 2 * size
+    width = INTEGERS.get(dtype) or FORMATS[dtype].width
+    if not isinstance(bits, str) or len(bits) * 4 != size * width or not HEX(bits):
+        where = f"step {t}, {what}" if t else what
+        _refuse(
+            f"{where}: {size * width // 4} hexadecimal digits ({size} {dtype}) are required", bits
+        )
+    if dtype in INTEGERS:  # step counters of some releases
         return [float(int(bits, 16))]
     return from_bits(bits, FORMATS[dtype])
 
 
-def _hyper(source: dict[str, Any]) -> dict[str, Any]:
-    return {name: _hyperparameter(x) for name, x in source.items()}
+def _hyper(rule: Any, source: Any) -> dict[str, Any]:
+    if not isinstance(source, dict):
+        _refuse("hyperparameters must be an object", source)
+    _named(source, rule.Hyper._fields, "hyperparameters")
+    return {name: _hyperparameter(rule, name, x) for name, x in source.items()}
 
 
-def _hyperparameter(x: Any) -> Any:
-    if isinstance(x, str):
-        return float(x)
+def _hyperparameter(rule: Any, name: str, x: Any) -> Any:
+    if not isinstance(x, dict):
+        return _number(x, name)
     if "schedule" in x:
-        read = {
-            key: [float(y) for y in value] if isinstance(value, list) else float(value)
-            for key, value in x["config"].items()
-        }
-        return Schedule(x["schedule"], read)
-    return from_bits(x["bits"], FORMATS[x["dtype"]])[0], x["dtype"]
+        return _schedule(rule, name, x)
+    if (dtype := _get(x, "dtype", str)) not in FORMATS:
+        _refuse(f"{name}: a dtype must be one of {', '.join(FORMATS)}", dtype)
+    return _decoded(x.get("bits"), dtype, 1, name)[0], dtype
+
+
+def _schedule(rule: Any, name: str, x: dict[str, Any]) -> Schedule:
+    if name != "lr" or not hasattr(rule, "scheduled"):
+        _refuse(f"{name} must be a number: it cannot be a schedule here", x)
+    chosen, config = _get(x, "schedule", str), _get(x, "config", dict)
+    if chosen not in SCHEDULES:
+        _refuse(f"a schedule must be one of {', '.join(SCHEDULES)}", chosen)
+    arguments = {
+        key: value
+        for key, value in inspect.signature(SCHEDULES[chosen]).parameters.items()
+        if value.kind is value.KEYWORD_ONLY
+    }
+    _named(config, arguments, f"arguments of {chosen}")
+    if lacks := [k for k, v in arguments.items() if v.default is v.empty and k not in config]:
+        _refuse(f"{chosen}: {', '.join(lacks)} are required", config)
+    lists = {key: _get(config, key, list) for key in ("boundaries", "values") if key in config}
+    read = {key: _number(value, key) for key, value in config.items() if key not in lists}
+    if any(key.endswith("decay_steps") and not value > 0 for key, value in read.items()):
+        _refuse(f"{chosen}: a number of steps must be above 0", config)
+    if lists and len(lists["boundaries"]) + 1 != len(lists["values"]):
+        _refuse(f"{chosen}: one value more than boundaries is required", config)
+    numbers = {key: [_number(y, key) for y in values] for key, values in lists.items()}
+    return Schedule(chosen, read | numbers)
+
+
+# -- what JSON may hold ---------------------------------------------------------------------------
+
+INTEGERS = {"int32": 32, "int64": 64}
+"""Dtypes of step counters, and their widths in bits."""
+
+STEP = re.compile("[1-9][0-9]{0,8}").fullmatch
+HEX = re.compile("[0-9a-fA-F]*").fullmatch
+DECIMAL = re.compile(r"[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][+-]?[0-9]+)?|[+-]?inf|nan").fullmatch
+JSON = {str: "a text", int: "an integer", list: "a list", dict: "an object"}
+
+
+def _refuse(required: str, *got: Any) -> NoReturn:
+    text = ", ".join(map(repr, got))
+    came = f"; got {text if len(text) <= 80 else text[:77] + '...'}" if got else ""
+    raise CaseError(required + came)
+
+
+def _get(source: Any, key: str, kind: type, default: Any = None) -> Any:
+    """An entry of an object, of that JSON type; without a default it is required."""
+    if not isinstance(source, dict):
+        _refuse(f"an object with {key!r} is required", source)
+    value = source.get(key, default)
+    if type(value) is not kind:
+        got = [value] if key in source else []
+        _refuse(f"{key!r} must be {JSON[kind]}" if got else f"{key!r} is required", *got)
+    return value
+
+
+def _named(source: dict[str, Any], known: Iterable[str], what: str) -> None:
+    if unknown := [name for name in source if name not in known]:
+        _refuse(f"{what} must be among {', '.join(sorted(known))}", *unknown)
+
+
+def _indices(source: Any, what: str) -> list[int]:
+    if not isinstance(source, list) or any(type(i) is not int or i < 0 for i in source):
+        _refuse(f"{what} must be a list of integers from 0", source)
+    return source
+
+
+def _texts(source: dict[str, Any], key: str) -> list[str]:
+    texts: list[str] = _get(source, key, list, [])
+    if not all(isinstance(text, str) for text in texts):
+        _refuse(f"{key} must be a list of texts", texts)
+    return texts
+
+
+def _by_step(source: dict[str, Any], key: str, last: int) -> dict[int, Any]:
+    """An object by step, with integers for its keys."""
+    found = _get(source, key, dict, {})
+    if outside := [t for t in found if not STEP(t) or int(t) > last]:
+        _refuse(f"{key} must name steps from 1 to {last}", *outside)
+    return {int(t): x for t, x in found.items()}
+
+
+def _number(x: Any, name: str) -> float:
+    """A decimal in a text."""
+    if not isinstance(x, str) or not DECIMAL(x):
+        _refuse(f"{name} must be a decimal number in a text", x)
+    return float(x)

@@ -118,11 +118,8 @@ def optimizer(case: str) -> str:
 
 
 def rule(case: Case) -> ModuleType:
-    """The rule of a case. Raises CaseError where its id names no optimizer."""
-    if (found := RULES.get(optimizer(case.id))) is None:
-        msg = f"case {case.id!r}: the id must begin with one of {', '.join(RULES)} and a dot"
-        raise CaseError(msg)
-    return cast(ModuleType, found)
+    """The rule of a case."""
+    return cast(ModuleType, RULES[optimizer(case.id)])
 
 
 def profiles(case: Case) -> dict[str, Profile]:
@@ -130,9 +127,10 @@ def profiles(case: Case) -> dict[str, Profile]:
     return cast("dict[str, Profile]", rule(case).PROFILES)
 
 
-def profile_names() -> list[str]:
-    """The names of all profiles of all optimizers."""
-    return list(dict.fromkeys(name for rule in RULES.values() for name in rule.PROFILES))
+def profile_names(optimizers: Iterable[str] = ()) -> list[str]:
+    """The names of all profiles of some optimizers, or of all."""
+    rules = [RULES[name] for name in sorted(optimizers) or RULES]
+    return list(dict.fromkeys(name for rule in rules for name in rule.PROFILES))
 
 
 def group(case: Case) -> str:
@@ -145,7 +143,10 @@ def group(case: Case) -> str:
 
 
 def recordings(folder: Path | None = None) -> Iterator[Recording]:
-    """The suite's recordings and vectors; or those of a file, or of the files in a folder."""
+    """The suite's recordings and vectors; or those of a file, or of every .json in a folder.
+
+    Raises CaseError, naming it, at a file that is no recording: passed over, it would seem judged.
+    """
     if folder is None:
         for name in RULES:
             yield from golden.recordings(name)
@@ -153,11 +154,7 @@ def recordings(folder: Path | None = None) -> Iterator[Recording]:
         return
     paths = sorted(folder.rglob("*.json")) if folder.is_dir() else [folder]
     for path in paths:
-        try:
-            yield from golden.load(path)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            msg = f"{path}: not a recording of format refopt-golden/1: {error}"
-            raise CaseError(msg) from error
+        yield from golden.load(path)
 
 
 def selected(found: Iterable[Recording], pattern: str) -> Iterator[Recording]:
@@ -185,11 +182,7 @@ def tasks(
         items = []
         for name, run in recording.runs.items():
             if (against := profile or name) not in (known := profiles(recording.case)):
-                msg = (
-                    f"case {recording.case.id}: the profile must be one of {', '.join(known)}; "
-                    f"got {against!r}"
-                )
-                raise CaseError(msg)
+                raise CaseError(_unknown(recording.case, name, profile, known))
             items.append(recorded(*_origin(recording, name), against, run))
         if numpy and optimizer(recording.case.id) in ON_NUMPY:
             items.append(Item(here, "refopt documented", "documented", axes=False))
@@ -199,6 +192,14 @@ def tasks(
                 if as_recorded and name != "documented" and not run.error
             ]
         yield Task(recording.case, tuple(item._replace(every=every) for item in items))
+
+
+def _unknown(case: Case, run: str, profile: str | None, known: Iterable[str]) -> str:
+    """Why a run has no profile to be judged against."""
+    names = f"the profiles of {optimizer(case.id)} are {', '.join(known)}"
+    if profile is None:
+        return f"case {case.id}: the run {run!r} is no profile: pass --profile NAME; {names}"
+    return f"case {case.id}: --profile must be one of its optimizer, got {profile!r}; {names}"
 
 
 def _origin(recording: Recording, name: str) -> tuple[str, str]:
@@ -246,7 +247,6 @@ def _judged(case: Case, item: Item) -> Result:
 def _verdict(case: Case, item: Item, result: Result) -> Result:
     profile = profiles(case)[item.profile]
     run = item.run or numpy_run(case, profile)
-    _complete(case, run)
     judge = Judge(rule(case), case, run, profile)
     vector = "kills" in case.source and item.run is not None
     known = _Any() if not item.axes else _excluded.setdefault((item.name, profile.name), set())
@@ -287,25 +287,6 @@ class _Any(set[tuple[str, str]]):
 
 _excluded: dict[tuple[str, str], set[tuple[str, str]]] = {}
 """What runs before have excluded, by run and profile: it needs no answer from every other run."""
-
-
-def _complete(case: Case, run: Run) -> None:
-    """Raise CaseError unless all wanted steps have every parameter, of the right size."""
-    sizes = [len(values) for values in case.params]
-    if missing := set(case.source.get("record", [case.steps])) - run.steps.keys():
-        msg = f"{case.id}: step {min(missing)} is required and was not reported"
-        raise CaseError(msg)
-    numbers = (*rule(case).Clock._fields, "lr")
-    for t, quantities in run.steps.items():
-        if None in quantities.get("param", [None]):
-            msg = f"{case.id}, step {t}: every parameter is required"
-            raise CaseError(msg)
-        for quantity, columns in quantities.items():
-            wanted = [1] * len(sizes) if quantity in numbers else sizes
-            got = [n if c is None else len(c) for c, n in zip(columns, wanted, strict=True)]
-            if got != wanted:
-                msg = f"{case.id}, step {t}, {quantity}: {wanted} elements are required, got {got}"
-                raise CaseError(msg)
 
 
 def spread(given: Iterable[Task], jobs: int) -> Iterator[list[Result]]:

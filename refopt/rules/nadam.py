@@ -748,6 +748,13 @@ def update(
     return quantities, states, [clock for _, clock in ticked]
 
 
+REQUIRED = ("lr", "beta1", "beta2", "epsilon", "weight_decay", "momentum_decay")
+"""Hyperparameters that a case must state."""
+
+OPTIONS = ("maximize", "decoupled_weight_decay")
+"""What `configured` reads."""
+
+
 def configured(choices: Choices, hyper: Hyper, options: Mapping[str, Any]) -> Choices:
     """A profile's choices for given options.
 

@@ -762,6 +762,16 @@ def scheduled(
     )
 
 
+REQUIRED = ("lr", "rho", "momentum", "epsilon")
+"""Hyperparameters that a case must state; the others have a value that means none."""
+
+OPTIONS = (
+    *("centered", "nesterov", "use_ema", "maximize", "decoupled_weight_decay"),
+    *("bias_correction", "eps_in_sqrt", "lr_in_momentum"),
+)
+"""What `configured` reads."""
+
+
 def configured(choices: Choices, hyper: Hyper, options: Mapping[str, Any]) -> Choices:
     """A profile's choices for given hyperparameters and options.
 
