@@ -13,17 +13,39 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from refopt.errors import RefoptError
+from refopt.errors import CaseError, RefoptError
 
 EXIT_CODES = (
-    "Exit codes: 0 all conform, and at least one check decided; 1 a violation; 2 usage, or "
-    "aborted; 3 the implementation or the harness broke; 4 an expectation is stale; 5 nothing "
-    "ran, or nothing was decided; 130 interrupted."
+    "Exit codes: 0: no violation, failure or stale expectation, and at least one run conforms; "
+    "1: a violation; 2: wrong usage, a malformed file, or aborted; 3: the implementation or the "
+    "harness broke; 4: an expectation is stale; 5: nothing ran, or nothing was decided; "
+    "130: interrupted."
 )
+
+
+class _Bare:
+    """A flag has no value, and help shows none."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        option = super().get_help_option(ctx)  # type: ignore[misc]
+        if option is not None:
+            option.metavar = ""
+        return option
+
+
+class _Command(_Bare, TyperCommand):
+    pass
+
+
+class _Group(_Bare, TyperGroup):
+    pass
+
 
 app = typer.Typer(
     name="refopt",
+    cls=_Group,
     help="The reference for optimizers: an oracle that says whether an implementation is right.",
     epilog=EXIT_CODES,
     no_args_is_help=True,
@@ -60,6 +82,20 @@ def _exits() -> Iterator[None]:
         raise typer.Exit(BROKE) from None
 
 
+@contextmanager
+def _reading(mine: bool) -> Iterator[None]:
+    """A malformed file is a mistake of usage where the user named it, not where it is ours."""
+    from refopt.oracle.report import USAGE
+
+    try:
+        yield
+    except CaseError as error:
+        if not mine:
+            raise
+        typer.echo(f"refopt: {error}", err=True)
+        raise typer.Exit(USAGE) from None
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         from refopt.oracle import report, suite
@@ -73,27 +109,33 @@ def _main(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", help="Print the versions and stop.", callback=_version, is_eager=True
+            "--version",
+            metavar="",
+            help="Print the versions and stop.",
+            callback=_version,
+            is_eager=True,
         ),
     ] = False,
 ) -> None:
     pass
 
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON Lines instead of text.")]
+Json = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON Lines instead of text.")]
 Select = Annotated[
-    str, typer.Option("--select", metavar="GLOB", help="Only the cases whose id matches.")
+    str, typer.Option("--select", metavar="GLOB", help="Judge only the cases whose id matches.")
 ]
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(cls=_Command, epilog=EXIT_CODES)
 def check(
     implementation: Annotated[
         str | None,
         typer.Argument(
+            metavar="IMPLEMENTATION",
             help="An installed framework (torch:NAdam, keras:Nadam, optax:nadam, timm:NAdamW, "
-            "paddle:NAdam, mindspore:NAdam), or a file or folder of recordings. "
-            "Without it: every recording and vector of the suite, and refopt itself on NumPy.",
+            "paddle:NAdam, mindspore:NAdam), a file of recordings, or a folder where every .json "
+            "is one. Without it every recording and vector of the suite is judged, and refopt "
+            "itself on NumPy.",
             show_default=False,
         ),
     ] = None,
@@ -107,19 +149,27 @@ def check(
     ] = None,
     as_json: Json = False,
     junit: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write a JUnit XML report.")
+        Path | None, typer.Option(metavar="FILE", help="Write a JUnit XML report as well.")
     ] = None,
-    jobs: Annotated[int, typer.Option(min=0, help="Processes; 0: one a processor, 4 at most.")] = 0,
+    jobs: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="Use so many processes; 0 is one for each processor, at most 4.",
+        ),
+    ] = 0,
     python: Annotated[
         str,
         typer.Option(
             metavar="PATH",
-            help="The interpreter that has the framework.",
+            help="Run the framework in this interpreter.",
             show_default="the one that runs refopt",
         ),
     ] = sys.executable,
     timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, help="Time for one case of a framework.")
+        float,
+        typer.Option(metavar="SECONDS", min=0, help="Give a framework so long for one case."),
     ] = 60.0,
 ) -> None:
     """Judge whether every value that an implementation gave can be explained by the rule."""
@@ -127,13 +177,16 @@ def check(
         from refopt.oracle import live, report, suite
 
         started = time.perf_counter()
-        if profile is not None and profile not in (known := suite.profile_names()):
-            msg = f"--profile must be one of {', '.join(known)}; got {profile!r}"
-            raise typer.BadParameter(msg)
         if junit is not None and not junit.parent.is_dir():
             msg = f"--junit: the folder must exist, got {junit}"
             raise typer.BadParameter(msg)
-        cases, framework = _cases(implementation, select)
+        with _reading(implementation is not None):
+            cases, framework = _cases(implementation, select)
+        asked = {suite.optimizer(r.case.id) for r in cases}
+        if profile is not None and profile not in (known := suite.profile_names(asked)):
+            msg = f"--profile must be one of {', '.join(known)}; got {profile!r}"
+            raise typer.BadParameter(msg)
+        tasks: Iterable[suite.Task]
         if framework:
             tasks = live.tasks(
                 framework,
@@ -146,7 +199,10 @@ def check(
         else:
             own = implementation is None and profile is None
             reports = as_json or junit is not None
-            tasks = suite.tasks(cases, profile, numpy=own, as_recorded=False, every=reports)
+            with _reading(implementation is not None or profile is not None):
+                tasks = list(
+                    suite.tasks(cases, profile, numpy=own, as_recorded=False, every=reports)
+                )
         tally, results = report.Tally(), []
         if as_json:
             _say(
@@ -178,10 +234,13 @@ def check(
         raise typer.Exit(code)
 
 
-@app.command("list")
+@app.command("list", cls=_Command)
 def list_(
     pattern: Annotated[
-        str, typer.Argument(metavar="[GLOB]", help="Of case ids.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="GLOB", help="List only the cases whose id matches.", show_default=False
+        ),
     ] = "*",
     as_json: Json = False,
 ) -> None:
@@ -198,12 +257,15 @@ def list_(
                 _say(case._asdict())
             return
         console = report.Terminal()
-        console.print(report.table_of(cases, names=console.width >= 120))
-        console.print(f"{len(cases)} cases, {sum(len(case.runs) for case in cases)} runs")
+        console.say(report.table_of(cases, names=console.width >= 120))
+        runs = report.counted(sum(len(case.runs) for case in cases), "run")
+        console.print(f"{report.counted(len(cases), 'case')}, {runs}")
 
 
-@app.command()
-def show(case: Annotated[str, typer.Argument(metavar="ID", help="Of a case.")]) -> None:
+@app.command(cls=_Command)
+def show(
+    case: Annotated[str, typer.Argument(metavar="ID", help="Id of a case; see refopt list.")],
+) -> None:
     """Show a case: its numbers in decimals and in bits, its runs, and their verdicts."""
     with _exits():
         from refopt.oracle import report, suite
@@ -216,7 +278,7 @@ def show(case: Annotated[str, typer.Argument(metavar="ID", help="Of a case.")]) 
         for recording in found:
             (task,) = suite.tasks([recording], numpy=False)
             for part in report.shown(recording, suite.work(task)):
-                console.print(part, highlight=False)
+                console.say(part)
 
 
 def _cases(implementation: str | None, select: str) -> tuple[list[Any], str]:
@@ -234,11 +296,13 @@ def _cases(implementation: str | None, select: str) -> tuple[list[Any], str]:
 
 
 def _progress(results: Iterable[Any], total: int) -> Iterable[Any]:
-    """The results, with a bar on a terminal."""
+    """The results, with a bar on a terminal; a line every tenth on one that cannot redraw."""
     from rich.console import Console
     from rich.progress import track
 
     console = Console(stderr=True)
+    if console.is_terminal and console.is_dumb_terminal:
+        return _tenths(results, total)
     return track(
         results,
         "judging",
@@ -247,6 +311,13 @@ def _progress(results: Iterable[Any], total: int) -> Iterable[Any]:
         transient=True,
         disable=not console.is_terminal,
     )
+
+
+def _tenths(results: Iterable[Any], total: int) -> Iterator[Any]:
+    for done, result in enumerate(results, 1):
+        yield result
+        if done * 10 // total > (done - 1) * 10 // total:
+            typer.echo(f"judged {done} of {total} cases", err=True)
 
 
 def _say(message: Any) -> None:

@@ -97,6 +97,8 @@ def test_one_flipped_bit_is_a_violation_that_says_where(tmp_path: Path) -> None:
     assert "step 3, v[3] of parameter 0, teacher-forced" in result.stdout
     assert "4096 ulp of float64" in result.stdout or re.search(r"4\d\d\d ulp", result.stdout)
     assert "no single change of the profile explains the run" in result.stdout
+    assert re.search(r"torch-2.13 .* out ", result.stdout)
+    assert "1 run of 1 case: 1 violation" in result.stdout
 
 
 @pytest.mark.parametrize("value", [math.nan, 0.0, -1.0, math.inf, 0.7310585786300049])
@@ -165,13 +167,56 @@ def test_wrong_usage_exits_with_2_and_names_the_argument(
 
 
 @pytest.mark.parametrize("text", ["", "garbage", '{"format": "refopt-golden/1"}', "[1, 2]"])
-def test_a_file_of_garbage_exits_with_3_and_is_named(tmp_path: Path, text: str) -> None:
+def test_a_file_of_garbage_exits_with_2_and_is_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "garbage.json"
     path.write_text(text)
-    result = refopt("check", path)
+    recording(tmp_path, lambda run: None)
+    for given in (path, tmp_path):
+        result = refopt("check", given)
+        assert result.exit_code == USAGE
+        assert "garbage.json" in result.stderr
+        assert "Traceback" not in result.stderr
+        assert result.stdout == ""
+
+
+def test_a_malformed_file_of_our_own_exits_with_3(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("golden", "vectors"):
+        (tmp_path / folder / "nadam").mkdir(parents=True)
+    (tmp_path / "golden" / "nadam" / "ours.json").write_text("[]")
+    monkeypatch.setattr(suite.golden, "root", lambda: tmp_path)
+    result = refopt("check")
     assert result.exit_code == BROKE
-    assert "garbage.json" in result.stderr
-    assert "Traceback" not in result.stderr
+    assert "ours.json" in result.stderr
+
+
+def test_a_run_that_leads_in_a_circle_is_refused(tmp_path: Path) -> None:
+    path = recording(tmp_path, lambda run: None)
+    document = json.loads(path.read_text())
+    document["cases"][0]["runs"] = {"mine": {"same": "mine"}}
+    path.write_text(json.dumps(document))
+    result = refopt("check", path)
+    assert result.exit_code == USAGE
+    assert f"mine.json: case {SHARP!r}, run 'mine': same must lead to a run" in result.stderr
+
+
+def test_a_run_that_is_no_profile_asks_for_one_of_its_optimizer(tmp_path: Path) -> None:
+    path = recording(tmp_path, lambda run: None)
+    document = json.loads(path.read_text())
+    runs = document["cases"][0]["runs"]
+    runs["mine"] = runs.pop("torch-2.13")
+    path.write_text(json.dumps(document))
+    result = refopt("check", path)
+    assert result.exit_code == USAGE
+    assert "run 'mine' is no profile: pass --profile NAME; the profiles of nadam are" in (
+        result.stderr
+    )
+    assert "tf-2.9" not in result.stderr
+    assert refopt("check", path, "--profile", "torch-2.13").exit_code == OK
+    result = refopt("check", path, "--profile", "tf-2.9-dtensor")
+    assert result.exit_code == USAGE
+    assert "chainer" not in result.stderr
 
 
 def test_a_fault_of_refopt_itself_exits_with_3(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,6 +340,31 @@ def test_a_reader_that_leaves_is_no_error(form: tuple[str, ...]) -> None:
     assert running.returncode == USAGE
 
 
+def test_what_was_rejected_or_deviates_is_named() -> None:
+    text = refopt("check", suite.golden.root() / "golden", "--select", REFUSED).stdout
+    said = " ".join(text.split())
+    assert f"rejected {REFUSED}, torch-2.13, torch-2.13-foreach: RuntimeError: " in said
+    names = "rmsprop.mindspore.*"
+    text = refopt("check", suite.golden.root() / "golden", "--select", names).stdout
+    deviations = [case for case, _ in suite.golden.expected() if case.startswith(names[:-1])]
+    assert deviations
+    for case in deviations:
+        assert f"\n  {case}, mindspore-2.10: " in text
+
+
+def test_text_has_no_spaces_at_the_ends_of_lines_and_keeps_its_indent() -> None:
+    text = refopt("check", "--select", "nadam.[!tv]*.defaults*").stdout
+    lines = text.splitlines()
+    assert [line for line in lines if line != line.rstrip()] == []
+    start = lines.index("undecided: alternatives that no run of these excludes")
+    block = lines[start + 1 : lines.index("", start)]
+    assert len(block) > 2
+    assert all(line.startswith("  ") for line in block)
+    names = [line.split("  ")[0] for line in lines[3 : lines.index("")]]
+    assert names == ["refopt documented", *sorted(names[1:])]
+    assert len(names) > 3
+
+
 @pytest.mark.parametrize("columns", [80, 120])
 def test_tables_fit_the_terminal(tmp_path: Path, columns: int) -> None:
     environment = {"COLUMNS": str(columns)}
@@ -324,6 +394,11 @@ def test_show_prints_decimals_bits_and_verdict() -> None:
     (value,) = suite.golden.from_bits(bits, FORMATS["float64"])
     assert f"{value:.17g}" in result.stdout
     assert "torch-2.13: conforms, undecided: " in result.stdout
+    (case,) = (r.case for r in suite.recordings() if r.case.id == SHARP)
+    n, record = len(case.grads), ", ".join(map(str, case.source["record"]))
+    said = " ".join(result.stdout.split())
+    cycle = f"with gradients 1 to {n} in turn, step {n + 1} with gradient 1 again"
+    assert f"{case.steps} steps, {cycle}; recorded: {record} input" in said
 
 
 def test_a_rejected_run_is_shown_with_its_error() -> None:
@@ -337,7 +412,25 @@ def test_help_states_the_exit_codes(arguments: tuple[str, ...]) -> None:
     assert result.exit_code == OK
     text = " ".join(result.stdout.split())
     for code in (OK, VIOLATED, USAGE, BROKE, STALE, NOTHING, INTERRUPTED):
-        assert re.search(rf"\b{code} [a-z]", text)
+        assert re.search(rf"\b{code}: [a-z]", text)
+    assert "0: no violation, failure or stale expectation, and at least one run conforms" in text
+
+
+@pytest.mark.parametrize("command", [(), ("check",), ("list",), ("show",)])
+def test_help_names_arguments_in_capitals_and_flags_without_type(command: tuple[str, ...]) -> None:
+    text = refopt(*command, "--help").stdout
+    assert "<bool>" not in text
+    wanted = {(): "COMMAND", ("check",): "IMPLEMENTATION", ("list",): "GLOB", ("show",): "ID"}
+    usage = text.partition("Usage:")[2].splitlines()[0]
+    assert re.search(rf"\b{wanted[command]}\b", usage)
+
+
+def test_a_terminal_that_cannot_redraw_gets_a_line_every_tenth(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert list(cli._tenths(range(25), 25)) == list(range(25))
+    said = capsys.readouterr().err.splitlines()
+    assert (len(said), said[0], said[-1]) == (10, "judged 3 of 25 cases", "judged 25 of 25 cases")
 
 
 def test_version_names_release_and_suite() -> None:

@@ -9,16 +9,19 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from flint import arb
 
 import refopt
 from refopt.errors import CaseError
 from refopt.interp import arrays
+from refopt.interp.balls import precision
+from refopt.interp.envelope import Interval
 from refopt.oracle import golden, suite
 from refopt.oracle.golden import Recording, Run
 from refopt.oracle.own import array, bfloat16, flat, numpy_run
 from refopt.oracle.report import STALE, Tally
 from refopt.oracle.suite import BROKEN, Item, Result, Task
-from refopt.oracle.verdict import CONFORMS, VIOLATION
+from refopt.oracle.verdict import CONFORMS, FORCED, VIOLATION, Check, _distance
 from refopt.rules import nadam
 
 RECORDINGS = {r.case.id: r for r in suite.recordings()}
@@ -115,6 +118,23 @@ def test_a_vector_that_lost_its_power_is_stale() -> None:
     tally = Tally()
     tally.add(result)
     assert tally.exit_code == STALE
+
+
+def test_an_interval_that_is_a_point_but_for_the_error_of_balls_has_no_share() -> None:
+    recording = RECORDINGS[SHARP[1]]
+
+    def share(low: arb, high: arb, observed: float) -> float:
+        check = Check(2, "m", 0, 0, observed, Interval(low, high), FORCED)
+        return _distance(check, recording.case, recording.runs["torch-2.13"])[1]
+
+    with precision():
+        third = arb(1) / 3  # a ball of radius 2**-257 or so
+        assert not third.is_exact()
+        assert share(third, third, 1 / 3) == 0
+        assert share(third, third * (1 + arb(2) ** -250), 1 / 3) == 0
+        assert share(arb(1), arb(3), 2.5) == 0.5
+        assert share(arb(-1), arb(1), 1.0) == 1
+        assert share(arb(0), arb(0), 0.0) == 0
 
 
 # -- processes ------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from refopt.interp.formats import FORMATS, to_bits, ulp
 from refopt.oracle import spec, suite
@@ -26,6 +27,7 @@ from refopt.oracle.verdict import CONFORMS, INCONCLUSIVE, VIOLATION, Finding, Ve
 SCHEMA = "refopt-report/1"
 OK, VIOLATED, USAGE, BROKE, STALE, NOTHING, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
 SHOWN = 5  # findings printed in full
+TOLD = 20  # rejected and deviating cases that are named
 HEADS = {  # broken where a column would be too wide for a terminal of 80
     CONFORMS: "con-\nforms",
     VIOLATION: "viola-\ntion",
@@ -47,6 +49,27 @@ class Terminal(Console):
     def on_broken_pipe(self) -> None:
         """Raise it again: rich would exit with 1, which means a violation here."""
         raise
+
+    def say(self, what: Any) -> None:
+        """Print markup, whose wrapped lines keep its indent, or a table; no line ends in spaces."""
+        if isinstance(what, str):
+            lines = [(line, len(line) - len(line.lstrip(" "))) for line in what.split("\n")]
+            parts: list[Any] = [
+                Padding(self.render_str(line.strip(" "), highlight=False), (0, 0, 0, indent))
+                for line, indent in lines
+            ]
+        else:
+            parts = [what]
+        for part in parts:
+            for line in self.render_lines(part, pad=False):
+                text = Text.assemble(*((s.text, s.style or "") for s in line))
+                text.rstrip()
+                self.print(text, highlight=False, soft_wrap=True)
+
+
+def counted(n: int, what: str) -> str:
+    """A number of things: 1 run, 2 runs."""
+    return f"{n} {what}{'s' * (n != 1)}"
 
 
 def release() -> str:
@@ -106,6 +129,7 @@ class Tally:
         self.optimizers: dict[str, dict[str, Row]] = {}  # optimizer -> implementation -> row
         self.counts: Counter[str] = Counter()
         self.notable: list[Result] = []  # violations, failures, stale expectations
+        self.told: list[Result] = []  # rejections and expected deviations
         self.cases: set[str] = set()
         self.checks = 0
 
@@ -118,6 +142,8 @@ class Tally:
         self.checks += result.verdict.checks if result.verdict else 0
         if result.status == VIOLATION or result.status in FAILURES or result.item.stale:
             self.notable.append(result)
+        elif result.status in (REJECTED, DEVIATES):
+            self.told.append(result)
 
     @property
     def exit_code(self) -> int:
@@ -140,59 +166,81 @@ def _step(result: Result) -> int:
 # -- text -----------------------------------------------------------------------------------------
 
 
-def summary(tally: Tally, console: Console, seconds: float, *, complete: bool = True) -> None:
+def summary(tally: Tally, console: Terminal, seconds: float, *, complete: bool = True) -> None:
     """Tables by optimizer, what needs attention, and the totals."""
     if not tally.optimizers:
         if complete:
-            console.print("no case matches the selection: nothing ran")
+            console.say("no case matches the selection: nothing ran")
         return
     for optimizer, rows in tally.optimizers.items():
         if len(tally.optimizers) > 1:
-            console.print(f"[bold]{optimizer}[/]\n")
-        _results(rows, console)
+            console.say(f"[bold]{optimizer}[/]\n")
+        _results(dict(sorted(rows.items(), key=_own_first)), console)
     first = {result.item.name: result for result in reversed(tally.notable)}
     some = sorted(tally.notable, key=lambda r: r is not first[r.item.name])[:SHOWN]
     for result in some:
         for text in paragraph(result):
-            console.print(text, highlight=False)
+            console.say(text)
         console.print()
     if len(tally.notable) > len(some):
-        console.print(f"… and {len(tally.notable) - len(some)} more: --json lists all\n")
+        console.say(f"… and {len(tally.notable) - len(some)} more: --json lists all\n")
+    for status in (REJECTED, DEVIATES):
+        _told([result for result in tally.told if result.status == status], status, console)
     every = [row for rows in tally.optimizers.values() for row in rows.values()]
     origins = sorted(set().union(*(row.origins for row in every)))
-    console.print(f"made by {', '.join(origins)}", highlight=False)
+    console.say(f"made by {escape(', '.join(origins))}")
     parts = [f"{n} {status}" for status, n in tally.counts.most_common()]
-    console.print(
-        f"{sum(tally.counts.values())} runs of {len(tally.cases)} cases: {', '.join(parts)}; "
-        f"{tally.checks} comparisons; suite {suite.version()}; {seconds:.1f} s",
-        highlight=False,
+    runs, cases = counted(sum(tally.counts.values()), "run"), counted(len(tally.cases), "case")
+    console.say(
+        f"{runs} of {cases}: {', '.join(parts)}; {counted(tally.checks, 'comparison')}; "
+        f"suite {suite.version()}; {seconds:.1f} s"
     )
     if not complete:
-        console.print("[bold red]incomplete[/]: the check was cut short")
+        console.say("[bold red]incomplete[/]: the check was cut short")
+
+
+def _own_first(row: tuple[str, Row]) -> tuple[bool, str]:
+    """The order of rows: refopt's own, then by name."""
+    return not row[0].startswith("refopt "), row[0]
+
+
+def _told(results: list[Result], status: str, console: Terminal) -> None:
+    """Runs of one status: case, runs, and the first line of the reason."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for result in results:
+        reason = (result.item.detail.strip().splitlines() or [""])[0]
+        reasons.setdefault((result.case, reason), []).append(result.item.name)
+    if reasons:
+        console.say(f"[bold]{status}[/]")
+    for (case, reason), names in list(reasons.items())[:TOLD]:
+        console.say(f"  {escape(case)}, {escape(', '.join(names))}: {escape(reason)}")
+    if len(reasons) > TOLD:
+        console.say(f"  … and {len(reasons) - TOLD} more: --json lists all")
+    if reasons:
+        console.print()
 
 
 def _table() -> Table:
     return Table(box=SIMPLE_HEAD, show_edge=False, padding=0, pad_edge=False)
 
 
-def _results(rows: dict[str, Row], console: Console) -> None:
+def _results(rows: dict[str, Row], console: Terminal) -> None:
     """Both tables of an optimizer, and what stayed undecided."""
     counts = sum((row.counts for row in rows.values()), Counter[str]())
-    console.print(_verdicts(rows, counts))
+    console.say(_verdicts(rows, counts))
     console.print()
-    console.print(_groups(rows))
+    console.say(_groups(rows))
     if marks := [f"{mark} {what}" for what, (mark, _) in MARKS.items() if counts[what]]:
-        console.print(", ".join(marks))
+        console.say(", ".join(marks))
     console.print()
     undecided: dict[str, list[str]] = {}
     for name, row in rows.items():
         if text := "; ".join(f"{axis}: {', '.join(x)}" for axis, x in row.undecided.items()):
             undecided.setdefault(text, []).append(name)
     if undecided:
-        console.print("[bold]undecided[/]: alternatives that no run of these excludes")
+        console.say("[bold]undecided[/]: alternatives that no run of these excludes")
     for text, names in undecided.items():
-        line = Padding(f"[bold]{', '.join(names)}[/]  {text}", (0, 0, 0, 2))
-        console.print(line, highlight=False)
+        console.say(f"  [bold]{escape(', '.join(names))}[/]  {text}")
     if undecided:
         console.print()
 
@@ -213,9 +261,8 @@ def _verdicts(rows: dict[str, Row], totals: Counter[str]) -> Table:
             for s in (CONFORMS, VIOLATION, INCONCLUSIVE, *others)
         ]
         where = [_where(row.first) if row.first else ""] if totals[VIOLATION] else []
-        table.add_row(
-            escape(name), *counts, _short(row.worst_ulp), f"{row.worst_share:.2f}", *where
-        )
+        share = "out" if row.first else f"{row.worst_share:.2f}"
+        table.add_row(escape(name), *counts, _short(row.worst_ulp), share, *where)
     return table
 
 
@@ -461,6 +508,7 @@ def shown(recording: Recording, results: Iterable[Result]) -> Iterator[Any]:
     for key in ("hyper", "options", "groups", "changes"):
         if value := source.get(key):
             yield f"{key}: {escape(_settings(value))}"
+    yield _course(case)
     table = _columns("input", "parameter", "dtype", "values", "bits")
     for i, (values, given) in enumerate(zip(case.params, source["params"], strict=True)):
         dtype = f"{given['dtype']}{given['shape']}"
@@ -476,6 +524,16 @@ def shown(recording: Recording, results: Iterable[Result]) -> Iterator[Any]:
         yield f"[bold]{name}[/]: {_outcome(result)}"
         if not run.error:
             yield _trajectory(case, run)
+
+
+def _course(case: Case) -> str:
+    """How many steps, with which gradients, and which are recorded."""
+    n = len(case.grads)
+    cycle = "each with gradient 1" if n == 1 else f"with gradients 1 to {n} in turn"
+    if n > 1 and case.steps > n:
+        cycle += f", step {n + 1} with gradient 1 again"
+    record = case.source.get("record", [case.steps])
+    return f"{counted(case.steps, 'step')}, {cycle}; recorded: {', '.join(map(str, record))}"
 
 
 def _settings(value: Any) -> str:

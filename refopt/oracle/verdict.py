@@ -311,10 +311,12 @@ def _finding(check: Check) -> Finding:
 
 def _distance(check: Check, case: Case, run: Run) -> tuple[float, float]:
     """(ulp of the update for a parameter, share of the radius) of an observation inside."""
-    centre = (check.interval.low + check.interval.high) / 2
-    radius = float((check.interval.high - check.interval.low) / 2)
+    low, high = check.interval.low, check.interval.high
+    centre, radius = (low + high) / 2, (high - low) / 2
     away = float(abs(centre - check.observed))
-    share = min(away / radius, 1.0) if radius else 0.0  # it is inside; the rest is this division
+    # a point is wide by the error of balls alone; what lies inside has a share of at most 1
+    wide = radius > abs(centre) * 2.0**-200
+    share = min(away / float(radius), 1.0) if wide else 0.0
     if check.quantity != "param":
         return 0.0, share
     i, j = check.parameter, check.element
