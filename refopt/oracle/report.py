@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
+from textwrap import shorten
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
@@ -27,7 +28,7 @@ from refopt.oracle.verdict import CONFORMS, INCONCLUSIVE, VIOLATION, Finding, Ve
 SCHEMA = "refopt-report/1"
 OK, VIOLATED, USAGE, BROKE, STALE, NOTHING, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
 SHOWN = 5  # findings printed in full
-TOLD = 20  # rejected and deviating cases that are named
+TOLD, REASON = 20, 160  # rejected and deviating cases that are named, and letters of the reason
 HEADS = {  # broken where a column would be too wide for a terminal of 80
     CONFORMS: "con-\nforms",
     VIOLATION: "viola-\ntion",
@@ -205,10 +206,10 @@ def _own_first(row: tuple[str, Row]) -> tuple[bool, str]:
 
 
 def _told(results: list[Result], status: str, console: Terminal) -> None:
-    """Runs of one status: case, runs, and the first line of the reason."""
+    """Runs of one status: case, runs, and the reason in short."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for result in results:
-        reason = (result.item.detail.strip().splitlines() or [""])[0]
+        reason = shorten(result.item.detail.partition("\n")[0], REASON, placeholder=" …")
         reasons.setdefault((result.case, reason), []).append(result.item.name)
     if reasons:
         console.say(f"[bold]{status}[/]")
