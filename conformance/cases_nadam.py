@@ -386,6 +386,22 @@ def hyperparameters() -> list[Case]:
             **few,
         ),
         *on(
+            "beta1-0.01",
+            "beta1 below 1/2: lerp starts from the gradient, with a weight rounded before.",
+            "beta1 which-m",
+            beta1=0.01,
+            epsilon=0.25,
+            **few,
+        ),
+        *on(
+            "beta1-0.3",
+            "beta1 below 1/2: lerp starts from the gradient, with a weight rounded before.",
+            "beta1 which-m",
+            beta1=0.3,
+            epsilon=0.25,
+            **few,
+        ),
+        *on(
             "beta2-zero",
             "beta2 0: v is the squared gradient, the correction is 1.",
             "beta2 correction",

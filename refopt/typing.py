@@ -57,6 +57,12 @@ class Namespace(Protocol):
         envelope takes the exact range from (1 - weight) * start + weight * end instead.
         """
 
+    def lerp_from_end(self, start: Array, end: Array, weight: Number, /) -> Array:
+        """end - (1 - weight) * (end - start), where `weight` is rounded first.
+
+        To the dtype in which the arrays are computed: float32 for 16-bit arrays.
+        """
+
 
 class Numbers(Protocol):
     """A number system for what depends on the step count alone."""

@@ -198,6 +198,10 @@ class Rational:
     def lerp(start: Any, end: Any, weight: Any) -> Any:
         return start + weight * (end - start)
 
+    @staticmethod
+    def lerp_from_end(start: Any, end: Any, weight: Any) -> Any:
+        return end + (1 - weight) * (start - end)
+
 
 @given(NODES)
 def test_latex_read_back_has_the_value_of_the_expression(node: trace.Node) -> None:

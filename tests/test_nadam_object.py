@@ -741,3 +741,20 @@ def test_gradients_flow_through_the_step_of_jax():
         values = [jax.numpy.asarray(x) for x in ([0.5, 1.0], [-0.5, 2.0], 0.1)]
         check_grads(after, values, order=1)
         check_grads(jax.jit(after), values, order=1)
+
+
+@pytest.mark.torch
+def test_an_inference_tensor_is_refused_before_anything_moves():
+    import torch
+
+    first = refopt.Parameter(torch.ones(2))
+    first.grad = torch.ones(2)
+    with torch.inference_mode():
+        data = torch.ones(2)
+    second = refopt.Parameter(data, name="frozen")
+    second.grad = torch.ones(2)
+    optimizer = refopt.NAdam([first, second])
+    with pytest.raises(RuntimeError, match=r"frozen.*inference tensor"):
+        optimizer.step()
+    assert first.data.tolist() == [1.0, 1.0]
+    assert not optimizer.state

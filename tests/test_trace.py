@@ -38,6 +38,10 @@ class Arrays:
         return start + weight * (end - start)
 
     @staticmethod
+    def lerp_from_end(start: Any, end: Any, weight: Any) -> Any:
+        return end + (1 - weight) * (start - end)
+
+    @staticmethod
     def float32(x: Any) -> Any:
         return x.astype(np.float32).astype(x.dtype)
 

@@ -117,6 +117,13 @@ class ArrayNamespace:
         """start + weight * (end - start); in 16 bits one operation, rounded once."""
         return lift(lambda a, b, w: a + w * (b - a), start, end, weight)
 
+    def lerp_from_end(self, start: Any, end: Any, weight: Number, /) -> Any:
+        """end - (1 - weight) * (end - start), as torch rounds the weight before."""
+        if not _is_array(weight):
+            wide = dtype_name(start) in ("float64", "complex128")
+            weight = carried("float64" if wide else "float32")(weight)
+        return self.lerp(end, start, 1 - weight)
+
 
 def place(x: Any) -> Any:
     """The device of an array, for what is made beside it.

@@ -145,6 +145,10 @@ class Space:
         """The smaller of each pair."""
         return -self.maximum(-x, -y)
 
+    def lerp_from_end(self, start: Any, end: Any, weight: Any) -> Any:
+        """The same: nothing is rounded."""
+        return self.lerp(start, end, weight)
+
     def lerp(self, start: Any, end: Any, weight: Any) -> Any:
         return (1 - weight) * start + weight * end
 

@@ -692,6 +692,13 @@ class Envelope:
         smaller = [negated(larger(negated(a), negated(b))) for a, b in pairs]
         return Intervals(smaller, x.rounding)
 
+    def lerp_from_end(self, start: Intervals, end: Intervals, weight: Any) -> Intervals:
+        """`lerp` from `end`, where 1 - w is computed from a w that was rounded before."""
+        around = self.numbers.rounding(start.dtype, 32)
+        w = around(self.numbers(weight).x, 1)
+        rest = around(added(point(1.0), negated(w)))
+        return self.lerp(end, start, Real(rest, around.format.name, self.numbers))
+
     def lerp(self, start: Intervals, end: Intervals, weight: Any) -> Intervals:
         """The range of (1 - w) start + w end, widened by the roundings of start + w (end - start).
 

@@ -166,6 +166,9 @@ class _Arrays:
     def lerp(self, start: Any, end: Any, weight: Any, /) -> Node:
         return apply("lerp", start, end, weight)
 
+    def lerp_from_end(self, start: Any, end: Any, weight: Any, /) -> Node:
+        return apply("lerp", end, start, 1 - weight)
+
     def float32(self, x: Any, /) -> Node:
         return apply("float32", x)
 

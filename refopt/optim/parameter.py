@@ -199,6 +199,9 @@ def check_gradient(where: str, array: Any, grad: Any, shape: tuple[int, ...] | N
     if any(n > 1 and stride == 0 for n, stride in zip(array.shape, strides, strict=False)):
         msg = f"{where}: a parameter with memory for each element is required, got an expanded one"
         raise RuntimeError(msg)
+    if is_torch_array(array) and array.is_inference():
+        msg = f"{where}: a parameter that can be written is required, got an inference tensor"
+        raise RuntimeError(msg)
     layout = str(getattr(grad, "layout", "torch.strided"))
     if layout != "torch.strided":
         msg = f"{where}: a dense gradient is required, got layout {layout}"

@@ -134,9 +134,14 @@ class Replay:
         """Whether a run shows every counter that a step reads: then no step before matters."""
         own = {i: overrides for members, overrides in self.case.groups for i in members}
         choices = [self.choices(self.hyper(1, own[i])) for i in range(len(self.case.params))]
+
+        def unborn(i: int, t: int) -> bool:  # a count of its own that has not begun
+            begun = any(self.case.gradients(s)[i] is not None for s in range(1, t + 1))
+            return choices[i].counter is self.rule.per_parameter and not begun
+
         return all(
-            q in step and (x is not None or c.counter is self.rule.per_parameter)
-            for step in run.steps.values()
+            q in step and (x is not None or unborn(i, t))
+            for t, step in run.steps.items()
             for i, c in enumerate(choices)
             for q in self.rule.counted(c)
             for x in [step.get(q, choices)[i]]

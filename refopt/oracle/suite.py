@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import signal
 import time
 import traceback
@@ -11,8 +12,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from fnmatch import fnmatchcase
 from functools import cache
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import wait
 from pathlib import Path
+from threading import Thread
 from types import ModuleType
 from typing import NamedTuple, cast
 
@@ -310,5 +313,12 @@ def spread(given: Iterable[Task], jobs: int) -> Iterator[list[Result]]:
 
 
 def _ignore_interrupts() -> None:
-    """The main process answers an interrupt, and ends the others."""
+    """The main process answers an interrupt, and ends the others; they end with it, however."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if (parent := parent_process()) is not None:
+
+        def follow() -> None:
+            wait([parent.sentinel])
+            os._exit(1)
+
+        Thread(target=follow, daemon=True).start()

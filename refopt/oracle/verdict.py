@@ -101,6 +101,7 @@ class Judge:
         self.rule, self.case, self.run, self.profile = rule, case, run, profile
         self.k = k
         self.flush = "flush" in case.tags if flush is None else flush
+        self._bounded: set[tuple[Any, ...]] | None = None  # what has bounds, and so may decide
         self._starts: dict[int, Memory] = {}  # step -> what the recorded state before it gives
         self._ticked: dict[int, dict[int, Any]] = {}  # step -> coefficients by group
         with precision():
@@ -115,11 +116,14 @@ class Judge:
         """
         with precision():
             checks = unbounded = 0
+            self._bounded = bounded = set()
             first: Finding | None = None
             worst_ulp = worst_share = 0.0
             for check in _order(self.rule, self._checks()):
                 checks += 1
                 unbounded += not check.interval.bounded
+                if check.interval.bounded:
+                    bounded.add(check[:4])
                 if not check.interval.holds(check.observed):
                     first = first or _finding(check)
                 elif check.mode == FORCED and check.interval.bounded:
@@ -168,10 +172,17 @@ class Judge:
         ]
 
     def holds(self, changed: dict[str, Any]) -> bool:
-        """Whether the run lies inside the envelope of the profile with these choices changed."""
+        """Whether the run lies inside the envelope of the profile with these choices changed.
+
+        An observation without bounds under the profile itself decides nothing here either.
+        """
         with precision():
             try:
-                return all(check.interval.holds(check.observed) for check in self._forced(changed))
+                return all(
+                    check.interval.holds(check.observed)
+                    or (self._bounded is not None and check[:4] not in self._bounded)
+                    for check in self._forced(changed)
+                )
             except ShapeError:  # a rule that pairs arrays of different sizes cannot have run
                 return False
 
@@ -241,8 +252,20 @@ class Judge:
             before = memory
 
     def _known(self, t: int) -> bool:
-        """Whether everything before step `t` is known."""
-        return t == 1 or self._kept <= self.run.steps.get(t - 1, {}).keys()
+        """Whether everything before step `t` is known: null stands for no state only at first."""
+        before = self.run.steps.get(t - 1, {})
+        return t == 1 or (
+            self._kept <= before.keys()
+            and all(
+                before[q][i] is not None or not self._stepped(i, t)
+                for q in self._kept
+                for i in range(len(self.case.params))
+            )
+        )
+
+    def _stepped(self, i: int, t: int) -> bool:
+        """Whether parameter `i` had a gradient before step `t`."""
+        return any(self.case.gradients(s)[i] is not None for s in range(1, t))
 
     def _start(self, replay: Replay, t: int, before: Memory) -> Memory:
         if t == 1:

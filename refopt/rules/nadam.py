@@ -311,7 +311,7 @@ def lerp(
     m: Array, g: Array, h: Hyper, xp: Namespace
 ) -> Array:  # NAD-7.1c: torch, from the nearer end
     w = 1 - h.beta1
-    return xp.lerp(m, g, w) if w < 0.5 else xp.lerp(g, m, 1 - w)
+    return xp.lerp(m, g, w) if w < 0.5 else xp.lerp_from_end(m, g, w)
 
 
 def weighted_square(v: Array, g: Array, h: Hyper, xp: Namespace) -> Array:  # NAD-8.1a

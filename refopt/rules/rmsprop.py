@@ -220,7 +220,7 @@ def increment(a: Array, g: Array, h: Hyper, xp: Namespace) -> Array:  # RMS-5.1b
 
 def lerp(a: Array, g: Array, h: Hyper, xp: Namespace) -> Array:  # RMS-5.1c: torch, nearer end
     w = 1 - h.rho
-    return xp.lerp(a, g, w) if w < 0.5 else xp.lerp(g, a, 1 - w)
+    return xp.lerp(a, g, w) if w < 0.5 else xp.lerp_from_end(a, g, w)
 
 
 # -- variance (RMS-5.2): v, a, and what the root is taken of --------------------------------------
