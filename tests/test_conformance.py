@@ -11,6 +11,12 @@ from refopt.oracle.spec import RULES
 from refopt.oracle.suite import DEVIATES, REJECTED, Item, Result, Task
 from refopt.oracle.verdict import CONFORMS, INCONCLUSIVE
 
+# No element, or NaN in every one: the counters are right, and no alternative is excluded.
+UNDECIDED = {
+    "rmsprop.tf.empty.f32",
+    "rmsprop.tf.clipnorm-infinite.f32",
+    "rmsprop.tf.global-infinite.f32",
+}
 RUNS = [
     pytest.param(recording.case, name, run, id=f"{recording.case.id}-{name}")
     for recording in suite.recordings()
@@ -37,15 +43,17 @@ def test_a_run_conforms_to_its_profile(case: Case, name: str, run: Run) -> None:
         assert result.verdict.first is not None
         assert result.item.detail  # the reason
         return
-    # nothing can be decided by a run without an element
-    fine = {CONFORMS} if any(case.params) else {CONFORMS, INCONCLUSIVE}
-    assert result.status in fine, "\n".join(paragraph(result))
+    wanted = INCONCLUSIVE if case.id in UNDECIDED else CONFORMS
+    assert result.status == wanted, "\n".join(paragraph(result))
     assert result.verdict.first is None
     if any(case.params):
         assert result.verdict.open < result.verdict.checks
 
 
-@pytest.mark.parametrize(("case", "name", "run"), RUNS[::25])
+DECIDED = [p for p in RUNS if not p.values[2].error and p.values[0].id not in UNDECIDED]
+
+
+@pytest.mark.parametrize(("case", "name", "run"), DECIDED[::25])
 def test_a_run_excludes_alternatives_and_says_which_it_cannot(
     case: Case, name: str, run: Run
 ) -> None:
