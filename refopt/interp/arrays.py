@@ -154,27 +154,10 @@ def dtype_name(x: Any) -> str:
 # -- numbers --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Floats:
-    """Numbers of the host: Python floats, and numbers that carry a dtype."""
+class _Functions:
+    """What both number systems compute alike, in the dtype that a number carries."""
 
-    dtype: str = "float64"  # what `native` means
-
-    def __call__(self, x: Number, /) -> Number:
-        """`x`, unless it is a NumPy scalar: those are no Python numbers to other libraries."""
-        return x.item() if isinstance(x, np.generic) else x
-
-    def float32(self, x: Number, /) -> Number:
-        """`x` in float32."""
-        return _cast(x, "float32")
-
-    def float64(self, x: Number, /) -> Number:
-        """`x` as a Python float; waits for the device where `x` is an array."""
-        return float(x)
-
-    def native(self, x: Number, /) -> Number:
-        """`x` in the dtype of the parameter."""
-        return _cast(x, self.dtype)
+    __slots__ = ()
 
     def floor(self, x: Number, /) -> Number:
         """The largest integer not above `x`."""
@@ -197,6 +180,29 @@ class Floats:
         """The natural logarithm."""
         return _kept(np.log, x)
 
+
+@dataclass(frozen=True, slots=True)
+class Floats(_Functions):
+    """Numbers of the host: Python floats, and numbers that carry a dtype."""
+
+    dtype: str = "float64"  # what `native` means
+
+    def __call__(self, x: Number, /) -> Number:
+        """`x`, unless it is a NumPy scalar: those are no Python numbers to other libraries."""
+        return x.item() if isinstance(x, np.generic) else x
+
+    def float32(self, x: Number, /) -> Number:
+        """`x` in float32."""
+        return _cast(x, "float32")
+
+    def float64(self, x: Number, /) -> Number:
+        """`x` as a Python float; waits for the device where `x` is an array."""
+        return float(x)
+
+    def native(self, x: Number, /) -> Number:
+        """`x` in the dtype of the parameter."""
+        return _cast(x, self.dtype)
+
     def of(self, param: Any, /) -> Floats:
         """The numbers for a parameter."""
         name = dtype_name(param)
@@ -216,7 +222,7 @@ class Exact(Floats):
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class Device(_Functions):
     """Numbers that live beside the parameter: float32 arrays of shape (), never read by the host.
 
     Hyperparameters stay on the host; what is computed from the step count is on the device.
@@ -242,27 +248,6 @@ class Device:
         if name not in HALF or not _is_array(x):
             return _cast(x, name)
         return replace(like, array=like.rounding(_cast(plain(x), "float32")))
-
-    def floor(self, x: Number, /) -> Number:
-        """The largest integer not above `x`."""
-        return _kept(np.floor, x)
-
-    def ceil(self, x: Number, /) -> Number:
-        """The smallest integer not below `x`."""
-        return _kept(np.ceil, x)
-
-    def cos(self, x: Number, /) -> Number:
-        """The cosine of an angle in radians."""
-        return _kept(np.cos, x)
-
-    @property
-    def pi(self) -> float:
-        """π, rounded to a Python float."""
-        return math.pi
-
-    def log(self, x: Number, /) -> Number:
-        """The natural logarithm."""
-        return _kept(np.log, x)
 
     def of(self, param: Any, /) -> Device:
         """The numbers for a parameter, on its device."""

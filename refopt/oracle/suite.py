@@ -29,9 +29,6 @@ from refopt.oracle.spec import RULES
 from refopt.oracle.verdict import Judge, Verdict, equal
 from refopt.typing import Profile
 
-ON_NUMPY = ("nadam", "rmsprop")
-"""Optimizers of which refopt's own runs are judged too."""
-
 REJECTED, SKIPPED = "rejected", "skipped"
 DEVIATES = "deviates"
 """A violation that is expected: conformance/expected.toml has the reason."""
@@ -187,7 +184,7 @@ def tasks(
             if (against := profile or name) not in (known := profiles(recording.case)):
                 raise CaseError(_unknown(recording.case, name, profile, known))
             items.append(recorded(*_origin(recording, name), against, run))
-        if numpy and optimizer(recording.case.id) in ON_NUMPY:
+        if numpy:
             items.append(Item(here, "refopt documented", "documented", axes=False))
             items += [
                 Item(here, "refopt as recorded", name, axes=False)
@@ -254,28 +251,23 @@ def _verdict(case: Case, item: Item, result: Result) -> Result:
     vector = "kills" in case.source and item.run is not None
     known = _Any() if not item.axes else _excluded.setdefault((item.name, profile.name), set())
     verdict = judge.verdict(skip=set() if vector or item.every else known)
-    if verdict.first is not None and item.run is not None:
-        reason = _expected().get((case.id, item.name)) if item.profile == item.name else None
-        if reason is not None:
-            own = result.item._replace(detail=reason)
-            return result._replace(item=own, status=DEVIATES, verdict=verdict)
+    result = result._replace(status=verdict.status, verdict=verdict)
+    recorded = item.run is not None and item.profile == item.name
+    if recorded and (reason := _expected().get((case.id, item.name))):
+        if verdict.first is not None:
+            return result._replace(item=result.item._replace(detail=reason), status=DEVIATES)
+        stale = "is expected to deviate, and does not"
+        return result._replace(item=result.item._replace(stale=stale))
     if (first := verdict.first) is not None:
         dtype = run.dtypes[first.quantity][first.parameter]
-        return result._replace(
-            status=verdict.status, verdict=verdict, named=judge.named(), dtype=dtype
-        )
-    if item.run is not None and item.profile == item.name and (case.id, item.name) in _expected():
-        stale = "is expected to deviate, and does not"
-        return result._replace(
-            item=result.item._replace(stale=stale), status=verdict.status, verdict=verdict
-        )
+        return result._replace(named=judge.named(), dtype=dtype)
     pairs = {(axis, name) for axis, names in verdict.excluded.items() for name in names}
     if item.axes:
         known |= pairs
     if vector and (spared := set(case.source.get("kills", ())) - {"=".join(p) for p in pairs}):
         stale = f"does not exclude {', '.join(sorted(spared))} any more"
         result = result._replace(item=result.item._replace(stale=stale))
-    return result._replace(status=verdict.status, verdict=verdict)
+    return result
 
 
 _expected = cache(golden.expected)

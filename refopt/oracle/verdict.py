@@ -1,7 +1,7 @@
 """The verdict on one run: inside the envelope of a profile, outside it, or nothing decided.
 
-A run is judged twice: open-loop, from the start to every recorded step, and teacher-forced, each
-recorded step from the recorded state before it, so that the envelope stays narrow for ever.
+Each recorded step is judged teacher-forced, from the recorded state before it, so that the envelope
+stays narrow for ever; where that state is not known, open-loop, from the start (ENV-13).
 """
 
 from __future__ import annotations
@@ -163,11 +163,12 @@ class Judge:
 
     def named(self) -> list[tuple[str, str]]:
         """(axis, alternative) of every single change under which the run conforms."""
+        settings = [choices for _, choices in self._settings()]
         return [
             (axis, name)
             for axis, named in self.rule.AXES.items()
             for name, choice in named.items()
-            if all(choice != getattr(choices, axis) for _, choices in self._settings())
+            if all(choice != getattr(choices, axis) for choices in settings)
             and self.holds({axis: choice})
         ]
 
@@ -291,11 +292,6 @@ class Judge:
             for t, before in self._before(changed):
                 memory = replay.step(t, self._start(replay, t, before))
                 yield from _compare(replay, run, t, memory, FORCED)
-
-
-def alternatives(rule: ModuleType, case: Case, profile: Profile) -> Iterator[tuple[str, str, Any]]:
-    """(axis, name, choice) of every single change that is another rule over the reals."""
-    yield from Judge(rule, case, Run(profile.name, {}, {}), profile).alternatives()
 
 
 def named_by(
