@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import refopt
 from refopt.errors import CaseError
 from refopt.oracle import spec
 from refopt.rules import average, clip, schedules
@@ -340,3 +341,44 @@ def test_a_part_without_a_marker_is_refused(s: Specified) -> None:
 @each
 def test_every_clause_that_the_text_cites_exists(s: Specified) -> None:
     assert set(s.cited(s.text())) - s.known == set()
+
+
+# -- the objects ----------------------------------------------------------------------------------
+
+OBJECTS = {"nadam": refopt.NAdam, "rmsprop": refopt.RMSprop}
+OPTIONS = {
+    "nadam": {
+        "decoupled_weight_decay": False,
+        "foreach": None,
+        "maximize": False,
+        "capturable": False,
+        "differentiable": False,
+        "profile": "documented",
+    },
+    "rmsprop": {
+        "centered": False,
+        "gradients_clip_option": None,
+        "ema_option": None,
+        "jit_compile": False,
+        "name": "RMSprop",
+        "mesh": None,
+        "use_ema": False,
+        "profile": "documented",
+    },
+}
+"""The arguments of the pages that are no hyperparameters of the rule, and their defaults there."""
+
+
+@each
+def test_the_object_has_the_defaults_of_the_specification(s: Specified) -> None:
+    parameters = inspect.signature(OBJECTS[s.optimizer]).parameters.values()
+    coded = {p.name: p.default for p in parameters if p.default is not p.empty}
+    stated: dict[str, Any] = dict(OPTIONS[s.optimizer])
+    for given in s.data["hyperparameters"].values():
+        name, _, place = given["keyword"].partition("[")
+        default = given.get("default")
+        if place:  # one of several in a tuple
+            stated[name] = (*stated.get(name, ()), default)
+        else:
+            stated[name] = default
+    assert coded == stated
