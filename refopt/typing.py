@@ -41,8 +41,14 @@ class Namespace(Protocol):
     def minimum(self, x: Array, y: Any, /) -> Array:
         """The smaller of each pair; NaN where either is."""
 
-    def scatter(self, values: Array, indices: tuple[int, ...], like: Array, /) -> Array:
-        """Zeros like `like`, with rows of its first axis added at `indices`, which may repeat."""
+    def scatter_add(self, base: Array, indices: tuple[int, ...], values: Array, /) -> Array:
+        """`base`, with rows added to those of its first axis at `indices`, which may repeat.
+
+        Rows of one index are added to it one after the other.
+        """
+
+    def take(self, x: Array, indices: tuple[int, ...], size: int, /) -> Array:
+        """The rows of `x` at `indices`, which may repeat; `size` is the number of rows."""
 
     def rows(self, new: Array, old: Array, indices: tuple[int, ...], size: int, /) -> Array:
         """`new` in the rows at `indices`, `old` elsewhere; `size` is the number of rows."""

@@ -13,7 +13,8 @@ from refopt.rules import average, clip, nadam, rmsprop, schedules
 
 # The operations that a compiler of traces has to know.
 OPERATIONS = {"const", "name", *trace.ARITHMETIC, *trace.CASTS, *trace.FUNCTIONS}
-OPERATIONS |= {"sqrt", "lerp", "float32", "sum", "maximum", "minimum", "scatter", "rows"}
+OPERATIONS |= {"sqrt", "lerp", "float32", "sum", "maximum", "minimum"}
+OPERATIONS |= {"zeros_like", "scatter_add", "take", "rows"}
 EVERY = [(axis, name) for axis, options in nadam.AXES.items() for name in options]
 HYPER = nadam.Hyper(lr=0.05, beta1=0.9, epsilon=0.25, weight_decay=0.1, momentum_decay=0.3)
 # Products that their formulas cannot cause: a trace must not take one number for another.
@@ -46,10 +47,14 @@ class Arrays:
         return x.astype(np.float32).astype(x.dtype)
 
     @staticmethod
-    def scatter(values: Any, indices: Any, like: Any) -> Any:
-        place = np.zeros_like(like)
+    def scatter_add(base: Any, indices: Any, values: Any) -> Any:
+        place = base.copy()
         np.add.at(place, list(indices), values)
         return place
+
+    @staticmethod
+    def take(x: Any, indices: Any, size: int) -> Any:
+        return x[list(indices)]
 
     @staticmethod
     def rows(new: Any, old: Any, indices: Any, size: int) -> Any:
@@ -393,7 +398,8 @@ def test_the_start_is_a_constant_in_the_dtype_of_the_product() -> None:
         *("state.m", "state.v", "clock.t", "clock.product"),
         *("clock.base_power", "clock.beta2_power"),
     }
-    assert trace.evaluate(state.m, {}, xp=Arrays(), num=Numbers()) == 0
+    start = trace.evaluate(state.m, ARRAYS, xp=Arrays(), num=Numbers())
+    assert start.tobytes() == np.zeros_like(ARRAYS["param"]).tobytes()
     product = trace.evaluate(clock.product, {}, xp=Arrays(), num=Numbers())
     assert (product, product.dtype) == (1, np.float32)
 
@@ -481,7 +487,8 @@ def test_an_expression_as_a_condition_is_refused() -> None:
     [
         (lambda x: 1 / x, "div(1, x)"),
         (trace.NUMBERS.log, "num.log(x)"),
-        (lambda x: trace.NAMESPACE.scatter(x, (0,), x), "scatter(x, (0,), x)"),
+        (lambda x: trace.NAMESPACE.scatter_add(x, (0,), x), "scatter_add(x, (0,), x)"),
+        (lambda x: trace.NAMESPACE.take(x, (0,), 1), "take(x, (0,), 1)"),
         (lambda x: trace.NAMESPACE.rows(x, x, (0,), 1), "rows(x, x, (0,), 1)"),
     ],
 )

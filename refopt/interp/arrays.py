@@ -61,26 +61,31 @@ class ArrayNamespace:
         """The smaller of each pair; NaN where either is."""
         return lift(lambda a, b: self.xp.minimum(a, self._beside(b, a)), x, y)
 
-    def scatter(self, values: Any, indices: tuple[int, ...], like: Any, /) -> Any:
-        """Zeros like `like`, with rows of its first axis added at `indices`, which may repeat.
+    def scatter_add(self, base: Any, indices: tuple[int, ...], values: Any, /) -> Any:
+        """`base`, with rows added to those of its first axis at `indices`, which may repeat.
 
-        Rows of one index are added in pairs, then the sums in pairs, and so on: alike on every
-        library and device.
+        Rows of one index are added to it one after the other: alike on every library and device.
         """
         if not indices:
-            return self.zeros_like(like)
-        of: list[list[int]] = [[] for _ in range(plain(like).shape[0])]
-        for n, index in enumerate(indices):
-            of[index].append(n)
-        while any(len(rows) > 1 for rows in of):
-            pairs = [rows[k : k + 2] for rows in of for k in range(0, len(rows), 2)]
-            lonely = plain(values).shape[0]  # the row of zeros that `_taken` appends
-            left = self._taken(values, [pair[0] for pair in pairs])
-            values = left + self._taken(values, [(*pair, lonely)[1] for pair in pairs])
-            sums = iter(range(len(pairs)))
-            of = [[next(sums) for _ in range(0, len(rows), 2)] for rows in of]
-        none = plain(values).shape[0]
-        return self.zeros_like(like) + self._taken(values, [(*rows, none)[0] for rows in of])
+            return base
+        given, group, counts = np.unique(indices, return_inverse=True, return_counts=True)
+        slots = np.argsort(group, kind="stable")  # which values, by row, in their order
+        first = np.cumsum(counts) - counts
+        most = np.argsort(-counts, kind="stable")  # rows that are given again come first
+        sums, done = self._taken(base, given[most]), []
+        for k in range(int(counts.max())):
+            n = int(np.sum(counts > k))
+            again, once = self._split(sums, n)
+            done.append(once)
+            sums = again + self._taken(values, slots[first[most[:n]] + k])
+        size = plain(base).shape[0]
+        where = np.arange(size)
+        where[given[most]] = size + np.arange(len(given))
+        return self._taken(lift(self._joined, base, sums, *reversed(done)), where)
+
+    def take(self, x: Any, indices: tuple[int, ...], size: int, /) -> Any:
+        """The rows of `x` at `indices`, which may repeat."""
+        return self._taken(x, indices)
 
     def rows(self, new: Any, old: Any, indices: tuple[int, ...], size: int, /) -> Any:
         """`new` in the rows at `indices`, `old` elsewhere; `size` is the number of rows."""
@@ -92,16 +97,16 @@ class ArrayNamespace:
 
         return lift(joined, new, old)
 
-    def _taken(self, values: Any, rows: list[int]) -> Any:
-        """Rows of `values` by number; the number after the last is a row of zeros."""
+    def _taken(self, x: Any, rows: Any) -> Any:
+        xp = self.xp
+        where = xp.asarray(rows, dtype=xp.int32, device=place(plain(x)))
+        return lift(lambda x: xp.take(x, where, axis=0), x)
 
-        def take(x: Any) -> Any:
-            xp = self.xp
-            zeros = xp.zeros((1, *x.shape[1:]), dtype=x.dtype, device=place(x))
-            where = xp.asarray(rows, dtype=xp.int32, device=place(x))
-            return xp.take(xp.concat([x, zeros], axis=0), where, axis=0)
+    def _split(self, x: Any, n: int) -> tuple[Any, Any]:
+        return lift(lambda x: x[:n, ...], x), lift(lambda x: x[n:, ...], x)
 
-        return lift(take, values)
+    def _joined(self, *parts: Any) -> Any:
+        return self.xp.concat(parts, axis=0)
 
     def _beside(self, x: Any, like: Any) -> Any:
         """The number `x` as an array of shape () beside `like`; an array as it is."""

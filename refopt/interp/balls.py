@@ -122,12 +122,17 @@ class Space:
         """The sum of all elements, shape (1,)."""
         return array([sum(x, flint.arb(0))])
 
-    def scatter(self, values: Any, indices: tuple[int, ...], like: Any) -> Any:
-        """Zeros like `like`, with rows of its first axis added at `indices`, which may repeat."""
-        result, width = self.zeros_like(like), len(values) // max(len(indices), 1)
+    def scatter_add(self, base: Any, indices: tuple[int, ...], values: Any) -> Any:
+        """`base`, with rows added to those of its first axis at `indices`, which may repeat."""
+        result, width = base.copy(), len(values) // max(len(indices), 1)
         for n, i in enumerate(indices):
             result[i * width : (i + 1) * width] += values[n * width : (n + 1) * width]
         return result
+
+    def take(self, x: Any, indices: tuple[int, ...], size: int) -> Any:
+        """The rows of `x` at `indices`, which may repeat; `size` is the number of rows."""
+        width = len(x) // max(size, 1)
+        return array([e for i in indices for e in x[i * width : (i + 1) * width]])
 
     def rows(self, new: Any, old: Any, indices: tuple[int, ...], size: int) -> Any:
         """`new` in the rows at `indices`, `old` elsewhere; `size` is the number of rows."""

@@ -47,6 +47,13 @@ class Interval(NamedTuple):
             return self.plus if x > 0 else self.minus
         return self.low is not None and not self.low > x and not self.high < x
 
+    def contains(self, other: Interval) -> bool:
+        """Whether whatever the other may be, this may be too; False is proven."""
+        finite = other.low is None or (
+            self.low is not None and not self.low > other.low and not self.high < other.high
+        )
+        return finite and all(mine >= its for mine, its in zip(self[2:], other[2:], strict=True))
+
     @property
     def bounded(self) -> bool:
         """Whether only finite values are possible, within known bounds."""
@@ -302,8 +309,8 @@ def _summed(terms: list[Interval], around: Rounding) -> Interval:
         total = added(total, term)
         if term.low is not None:
             size = size + _most([abs(term.low), abs(term.high)])
-    if len(terms) < 2 or total.low is None:
-        return total
+    if len(terms) < 3 or total.low is None:
+        return around(total) if len(terms) == 2 else total
     width = around.k * (len(terms) - 1) * (around.unit * size + around.eta)
     low, high = total.low - width, total.high + width
     if all(t.low is not None and t.low >= 0 for t in terms):
@@ -663,14 +670,22 @@ class Envelope:
         """The sum of all elements, in any order, as an array of one element."""
         return Intervals([_summed(x.elements, x.rounding)], x.rounding)
 
-    def scatter(self, values: Intervals, indices: tuple[int, ...], like: Intervals) -> Intervals:
-        """Zeros like `like`, with rows of its first axis added at `indices`, which may repeat."""
-        terms: list[list[Interval]] = [[] for _ in like.elements]
+    def scatter_add(
+        self, base: Intervals, indices: tuple[int, ...], values: Intervals
+    ) -> Intervals:
+        """`base`, with rows added to those of its first axis at `indices`, in any order."""
+        terms = [[x] for x in base.elements]
         width = len(values.elements) // max(len(indices), 1)
         for n, index in enumerate(indices):
             for j in range(width):
                 terms[index * width + j].append(values.elements[n * width + j])
-        return Intervals([_summed(t, like.rounding) for t in terms], like.rounding)
+        return Intervals([_summed(t, base.rounding) for t in terms], base.rounding)
+
+    def take(self, x: Intervals, indices: tuple[int, ...], size: int) -> Intervals:
+        """The rows of `x` at `indices`, which may repeat; `size` is the number of rows."""
+        width = len(x.elements) // max(size, 1)
+        taken = [e for i in indices for e in x.elements[i * width : (i + 1) * width]]
+        return Intervals(taken, x.rounding)
 
     def rows(
         self, new: Intervals, old: Intervals, indices: tuple[int, ...], size: int

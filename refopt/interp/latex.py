@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from refopt.interp.trace import Node, lift
+from refopt.interp.trace import Node, apply, lift
 
 # How tightly a piece of LaTeX holds together. A big operator binds everything to its right.
 SUM, BIG, PRODUCT, FRACTION, POWER, ATOM = range(6)
@@ -25,7 +25,8 @@ FUNCTIONS = {
     "minimum": r"\min",
     "num.cos": r"\cos",
     "num.log": r"\log",
-    "scatter": r"\mathrm{scatter}",
+    "scatter_add": r"\mathrm{scatter}",
+    "take": r"\mathrm{take}",
     "rows": r"\mathrm{rows}",
 }
 BIG_OPERATORS = (r"\prod", r"\sum")
@@ -67,6 +68,8 @@ def _write(node: Node, names: Mapping[str, str]) -> tuple[str, int]:
             return names[label], _level(names[label])
         case "neg", (x,):
             return f"-{at_least(BIG, x)}", SUM
+        case "add", (x, y) if (positive := _negated(y)) is not None:
+            return _write(x - positive, names)
         case "add", (x, y):
             return f"{at_least(SUM, x)} + {at_least(BIG, y)}", SUM
         case "sub", (x, y):
@@ -100,7 +103,13 @@ def _write(node: Node, names: Mapping[str, str]) -> tuple[str, int]:
             return _write(start + weight * (end - start), names)
         case op, (x,) if op in ROUNDED:
             return rf"{ROUNDED[op]}\left({latex(x, names)}\right)", ATOM
-        case ("scatter", (*xs, _, _)) | ("rows", (*xs, _, _)) | (_, xs) if node.op in FUNCTIONS:
+        case "zeros_like", _:
+            return "0", ATOM
+        case "scatter_add", (Node(op=op) as base, *rest) if op != "zeros_like":
+            return _write(base + Node("scatter_add", (apply("zeros_like", base), *rest)), names)
+        case ("scatter_add", (_, _, *xs)) | ("take" | "rows", (*xs, _, _)) | (_, xs) if (
+            node.op in FUNCTIONS
+        ):
             operands = ", ".join(latex(x, names) for x in xs)  # a power would seem to be theirs
             return rf"{FUNCTIONS[node.op]}\left({operands}\right)", POWER
     message = f"op must be an operation of a trace, got {node.op!r}"

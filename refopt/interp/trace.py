@@ -59,7 +59,7 @@ class Node:
     op
         "const", "name", a key of `ARITHMETIC`, one of `CASTS` or `FUNCTIONS`, or an operation of a
         namespace with its arguments: "sqrt", "float32", "lerp", "sum", "maximum", "minimum",
-        "scatter", "rows".
+        "zeros_like", "scatter_add", "take", "rows".
     args
         The constant, a number or the indices of rows; the name; or the operands, which are nodes.
     value
@@ -161,7 +161,7 @@ class _Arrays:
         return apply("sqrt", x)
 
     def zeros_like(self, x: Any, /) -> Node:
-        return lift(0)
+        return apply("zeros_like", x)
 
     def lerp(self, start: Any, end: Any, weight: Any, /) -> Node:
         return apply("lerp", start, end, weight)
@@ -181,8 +181,11 @@ class _Arrays:
     def minimum(self, x: Any, y: Any, /) -> Node:
         return apply("minimum", x, y)
 
-    def scatter(self, values: Any, indices: tuple[int, ...], like: Any, /) -> Node:
-        return apply("scatter", values, indices, like)
+    def scatter_add(self, base: Any, indices: tuple[int, ...], values: Any, /) -> Node:
+        return apply("scatter_add", base, indices, values)
+
+    def take(self, x: Any, indices: tuple[int, ...], size: int, /) -> Node:
+        return apply("take", x, indices, size)
 
     def rows(self, new: Any, old: Any, indices: tuple[int, ...], size: int, /) -> Node:
         return apply("rows", new, old, indices, size)

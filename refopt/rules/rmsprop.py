@@ -6,6 +6,7 @@ Specification: spec/rmsprop.md. Sources: G. Hinton, "Neural Networks for Machine
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -84,63 +85,89 @@ def maximize(grad: Array) -> Array:  # RMS-3.1b
     return -grad
 
 
-# -- sparse (RMS-3.2): duplicates, and rows without a gradient ------------------------------------
-class Sparse(NamedTuple):
-    """The squares of the gradient, and which rows change."""
+# -- sparse (RMS-3.2): rows that repeat, and rows without a gradient ------------------------------
+class Meeting(NamedTuple):
+    """How what has the shape of a gradient meets what has the shape of its parameter."""
 
-    squares: Callable[..., Array]
+    at: Callable[[Array], Array]  # the elements of the second that the first is for
+    add: Callable[[Array, Array], Array]  # their sum, (second, first)
+    whole: Callable[[Array], Array]  # the first in the shape of the second
+
+
+every_element = Meeting(lambda x: x, operator.add, lambda x: x)
+
+
+def by_rows(rows: Rows, param: Array, xp: Namespace) -> Meeting:
+    def add(base: Array, terms: Array) -> Array:
+        return xp.scatter_add(base, rows.indices, terms)
+
+    return Meeting(
+        lambda x: xp.take(x, rows.indices, rows.size),
+        add,
+        lambda terms: add(xp.zeros_like(param), terms),
+    )
+
+
+class Sparse(NamedTuple):
+    """What stands for a gradient by rows, and which rows change."""
+
+    met: Callable[[Rows, Array, Namespace], tuple[Array, Meeting]]
     kept: Callable[..., Array]
 
 
-def square_of_sum(g: Array, rows: Rows | None, like: Array, xp: Namespace) -> Array:
-    return g * g
+def summed(rows: Rows, param: Array, xp: Namespace) -> tuple[Array, Meeting]:
+    return by_rows(rows, param, xp).whole(rows.values), every_element
 
 
-def sum_of_squares(g: Array, rows: Rows | None, like: Array, xp: Namespace) -> Array:
-    if rows is None:
-        return g * g
-    return xp.scatter(rows.values * rows.values, rows.indices, like)
+def each(rows: Rows, param: Array, xp: Namespace) -> tuple[Array, Meeting]:
+    return rows.values, by_rows(rows, param, xp)
 
 
-def every_row(new: Array, old: Array, rows: Rows | None, h: Hyper, xp: Namespace) -> Array:
+def every_row(new: Array, old: Array, rows: Rows, h: Hyper, xp: Namespace) -> Array:
     return new
 
 
-def touched_rows(new: Array, old: Array, rows: Rows | None, h: Hyper, xp: Namespace) -> Array:
-    return new if rows is None else xp.rows(new, old, rows.indices, rows.size)
+def touched_rows(new: Array, old: Array, rows: Rows, h: Hyper, xp: Namespace) -> Array:
+    return xp.rows(new, old, rows.indices, rows.size)
 
 
-def touched_with_momentum(
-    new: Array, old: Array, rows: Rows | None, h: Hyper, xp: Namespace
-) -> Array:
+def touched_with_momentum(new: Array, old: Array, rows: Rows, h: Hyper, xp: Namespace) -> Array:
     return touched_rows(new, old, rows, h, xp) if h.momentum > 0 else new
 
 
-merged = Sparse(square_of_sum, every_row)  # RMS-3.2a
-unmerged = Sparse(sum_of_squares, every_row)  # RMS-3.2b: TF 2.9
-lazy = Sparse(square_of_sum, touched_rows)  # RMS-3.2c
-lazy_with_momentum = Sparse(square_of_sum, touched_with_momentum)  # RMS-3.2d: legacy Keras
+merged = Sparse(summed, every_row)  # RMS-3.2a
+unmerged = Sparse(each, every_row)  # RMS-3.2b: TF 2.9
+lazy = Sparse(summed, touched_rows)  # RMS-3.2c
+lazy_with_momentum = Sparse(summed, touched_with_momentum)  # RMS-3.2d: legacy Keras
 
 
 # -- decay (RMS-3.3): (parameter, gradient) before the step ---------------------------------------
-def no_decay(p: Array, g: Array, h: Hyper, s: Scalars) -> tuple[Array, Array]:  # RMS-3.3a
+def no_decay(  # RMS-3.3a
+    p: Array, g: Array, h: Hyper, s: Scalars, to: Meeting
+) -> tuple[Array, Array]:
     return p, g
 
 
-def coupled(p: Array, g: Array, h: Hyper, s: Scalars) -> tuple[Array, Array]:  # RMS-3.3b
-    return p, g + h.weight_decay * p
+def coupled(  # RMS-3.3b
+    p: Array, g: Array, h: Hyper, s: Scalars, to: Meeting
+) -> tuple[Array, Array]:
+    return p, g + h.weight_decay * to.at(p)
 
 
-def decoupled(p: Array, g: Array, h: Hyper, s: Scalars) -> tuple[Array, Array]:  # RMS-3.3c
+def decoupled(  # RMS-3.3c
+    p: Array, g: Array, h: Hyper, s: Scalars, to: Meeting
+) -> tuple[Array, Array]:
     return p - s.decay * p, g
 
 
-def decoupled_factor(p: Array, g: Array, h: Hyper, s: Scalars) -> tuple[Array, Array]:  # RMS-3.3d
+def decoupled_factor(  # RMS-3.3d
+    p: Array, g: Array, h: Hyper, s: Scalars, to: Meeting
+) -> tuple[Array, Array]:
     return p * (1 - s.decay), g
 
 
 def decoupled_without_lr(  # RMS-3.3e
-    p: Array, g: Array, h: Hyper, s: Scalars
+    p: Array, g: Array, h: Hyper, s: Scalars, to: Meeting
 ) -> tuple[Array, Array]:
     return p - h.weight_decay * p, g
 
@@ -191,36 +218,38 @@ def schedule_float32(x: Number, num: Numbers) -> Number:  # RMS-9.7b
 
 
 # -- second (RMS-4): the average of the square ----------------------------------------------------
-def weighted_square(
-    v: Array, g: Array, square: Array, h: Hyper, xp: Namespace
-) -> Array:  # RMS-4.1a
-    return h.rho * v + (1 - h.rho) * square
+def weighted_square(  # RMS-4.1a
+    v: Array, g: Array, h: Hyper, to: Meeting, xp: Namespace
+) -> Array:
+    return to.add(h.rho * v, (1 - h.rho) * (g * g))
 
 
-def square_of_scaled(
-    v: Array, g: Array, square: Array, h: Hyper, xp: Namespace
-) -> Array:  # RMS-4.1b
-    return h.rho * v + ((1 - h.rho) * g) * g
+def square_of_scaled(  # RMS-4.1b
+    v: Array, g: Array, h: Hyper, to: Meeting, xp: Namespace
+) -> Array:
+    return to.add(h.rho * v, ((1 - h.rho) * g) * g)
 
 
-def increment_square(
-    v: Array, g: Array, square: Array, h: Hyper, xp: Namespace
-) -> Array:  # RMS-4.1c
-    return xp.lerp(v, square, 1 - h.rho)
+def increment_square(  # RMS-4.1c
+    v: Array, g: Array, h: Hyper, to: Meeting, xp: Namespace
+) -> Array:
+    return xp.lerp(v, to.whole(g * g), 1 - h.rho)
 
 
 # -- mean (RMS-5.1): the average of the gradient, where centered ----------------------------------
-def weighted(a: Array, g: Array, h: Hyper, xp: Namespace) -> Array:  # RMS-5.1a
-    return h.rho * a + (1 - h.rho) * g
+def weighted(a: Array, g: Array, h: Hyper, to: Meeting, xp: Namespace) -> Array:  # RMS-5.1a
+    return to.add(h.rho * a, (1 - h.rho) * g)
 
 
-def increment(a: Array, g: Array, h: Hyper, xp: Namespace) -> Array:  # RMS-5.1b
-    return xp.lerp(a, g, 1 - h.rho)
+def increment(a: Array, g: Array, h: Hyper, to: Meeting, xp: Namespace) -> Array:  # RMS-5.1b
+    return xp.lerp(a, to.whole(g), 1 - h.rho)
 
 
-def lerp(a: Array, g: Array, h: Hyper, xp: Namespace) -> Array:  # RMS-5.1c: torch, nearer end
+def lerp(  # RMS-5.1c: torch, nearer end
+    a: Array, g: Array, h: Hyper, to: Meeting, xp: Namespace
+) -> Array:
     w = 1 - h.rho
-    return xp.lerp(a, g, w) if w < 0.5 else xp.lerp_from_end(a, g, w)
+    return (xp.lerp if w < 0.5 else xp.lerp_from_end)(a, to.whole(g), w)
 
 
 # -- variance (RMS-5.2): v, a, and what the root is taken of --------------------------------------
@@ -231,34 +260,34 @@ def uncentered(  # RMS-5.2a
     v: Array,
     a: Array | None,
     g: Array,
-    square: Array,
     h: Hyper,
     s: Scalars,
     c: Choices,
+    to: Meeting,
     xp: Namespace,
 ) -> Variance:
     return v, a, c.correction(v, s)
 
 
 def centered(  # RMS-5.2b
-    v: Array, a: Array, g: Array, square: Array, h: Hyper, s: Scalars, c: Choices, xp: Namespace
+    v: Array, a: Array, g: Array, h: Hyper, s: Scalars, c: Choices, to: Meeting, xp: Namespace
 ) -> Variance:
-    a = c.mean(a, g, h, xp)
+    a = c.mean(a, g, h, to, xp)
     mean = c.correction(a, s)
     return v, a, c.correction(v, s) - mean * mean
 
 
 def clamped(  # RMS-5.2c: never below 0
-    v: Array, a: Array, g: Array, square: Array, h: Hyper, s: Scalars, c: Choices, xp: Namespace
+    v: Array, a: Array, g: Array, h: Hyper, s: Scalars, c: Choices, to: Meeting, xp: Namespace
 ) -> Variance:
-    v, mean, variance = centered(v, a, g, square, h, s, c, xp)
+    v, mean, variance = centered(v, a, g, h, s, c, to, xp)
     return v, mean, xp.maximum(variance, 0.0)
 
 
 def cumulative(  # RMS-5.2d: TF 2.9 and 2.10; the average is of squares, and v keeps the difference
-    v: Array, a: Array, g: Array, square: Array, h: Hyper, s: Scalars, c: Choices, xp: Namespace
+    v: Array, a: Array, g: Array, h: Hyper, s: Scalars, c: Choices, to: Meeting, xp: Namespace
 ) -> Variance:
-    a = h.rho * a + (1 - h.rho) * square
+    a = weighted_square(a, g, h, to, xp)
     v = v - a * a
     return v, a, v
 
@@ -295,46 +324,58 @@ def no_epsilon(variance: Array, h: Hyper, xp: Namespace) -> Array:  # RMS-5.4e
     return xp.sqrt(variance)
 
 
-# -- move (RMS-6): from the direction to the buffer and the change
+# -- move (RMS-6.1): the buffer, and the parameter (RMS-6.2) --------------------------------------
 Moved = tuple[Array | None, Array]
 
 
-def no_momentum(u: Array, b: Array | None, h: Hyper, s: Scalars) -> Moved:  # RMS-6.1a
-    return b, s.lr * u
+def no_momentum(  # RMS-6.1a
+    p: Array, u: Array, b: Array | None, h: Hyper, s: Scalars, to: Meeting
+) -> Moved:
+    return b, to.add(p, -(s.lr * u))
 
 
-def lr_outside(u: Array, b: Array, h: Hyper, s: Scalars) -> Moved:  # RMS-6.1b
-    b = h.momentum * b + u
-    return b, s.lr * b
+def lr_outside(  # RMS-6.1b
+    p: Array, u: Array, b: Array, h: Hyper, s: Scalars, to: Meeting
+) -> Moved:
+    b = to.add(h.momentum * b, u)
+    return b, p - s.lr * b
 
 
-def lr_inside(u: Array, b: Array, h: Hyper, s: Scalars) -> Moved:  # RMS-6.1c
-    b = h.momentum * b + s.lr * u
-    return b, b
+def lr_inside(  # RMS-6.1c
+    p: Array, u: Array, b: Array, h: Hyper, s: Scalars, to: Meeting
+) -> Moved:
+    b = to.add(h.momentum * b, s.lr * u)
+    return b, p - b
 
 
-def nesterov(u: Array, b: Array, h: Hyper, s: Scalars) -> Moved:  # RMS-6.1d
-    b = h.momentum * b + u
-    return b, s.lr * (h.momentum * b + u)
+def nesterov(p: Array, u: Array, b: Array, h: Hyper, s: Scalars, to: Meeting) -> Moved:  # RMS-6.1d
+    b = to.add(h.momentum * b, u)
+    return b, p - s.lr * to.add(h.momentum * b, u)
 
 
-def nesterov_lr_inside(u: Array, b: Array, h: Hyper, s: Scalars) -> Moved:  # RMS-6.1e
-    b = h.momentum * b + s.lr * u
-    return b, h.momentum * b + s.lr * u
+def nesterov_lr_inside(  # RMS-6.1e
+    p: Array, u: Array, b: Array, h: Hyper, s: Scalars, to: Meeting
+) -> Moved:
+    b = to.add(h.momentum * b, s.lr * u)
+    return b, p - to.add(h.momentum * b, s.lr * u)
 
 
-def damped(u: Array, b: Array, h: Hyper, s: Scalars) -> Moved:  # RMS-6.1f
-    b = h.momentum * b + (1 - h.momentum) * u
-    return b, s.lr * b
+def damped(p: Array, u: Array, b: Array, h: Hyper, s: Scalars, to: Meeting) -> Moved:  # RMS-6.1f
+    b = to.add(h.momentum * b, (1 - h.momentum) * u)
+    return b, p - s.lr * b
 
 
 # -- idle (RMS-6.3): the move where μ is 0 --------------------------------------------------------
-def dropped(u: Array, b: Array | None, h: Hyper, s: Scalars) -> Moved:  # RMS-6.3a
-    return no_momentum(u, b, h, s)
+def dropped(  # RMS-6.3a
+    p: Array, u: Array, b: Array | None, h: Hyper, s: Scalars, to: Meeting
+) -> Moved:
+    return no_momentum(p, u, b, h, s, to)
 
 
-def zero_times_buffer(u: Array, b: Array, h: Hyper, s: Scalars) -> Moved:  # RMS-6.3b
-    return lr_inside(u, b, h, s)
+def zero_times_buffer(  # RMS-6.3b
+    p: Array, u: Array, b: Array, h: Hyper, s: Scalars, to: Meeting
+) -> Moved:
+    return lr_inside(p, u, b, h, s, to)
 
 
 # -- clipping (RMS-7): of all gradients of a step, before anything else
@@ -544,21 +585,22 @@ def step(
     """One parameter, one step; `grad` is an array or `Rows`."""
     rows = grad if isinstance(grad, Rows) else None
     state = started(param, state, c, xp=xp)  # RMS-2.2
-    g = xp.scatter(rows.values, rows.indices, param) if rows is not None else grad  # RMS-3.2
-    p, g = c.decay(param, c.objective(g), h, s)  # RMS-3
-    square = c.sparse.squares(g, rows, param, xp)  # RMS-3.2
-    v = c.second(state.v, g, square, h, xp)  # RMS-4
-    v, a, variance = c.variance(v, state.a, g, square, h, s, c, xp)  # RMS-5
-    u = g / c.epsilon(variance, h, xp)  # RMS-5.4
-    buffer, change = c.move(u, state.buffer, h, s)  # RMS-6
-    theta = p - change  # RMS-6.2
+    g, to = (grad, every_element) if rows is None else c.sparse.met(rows, param, xp)  # RMS-3.2
+    p, g = c.decay(param, c.objective(g), h, s, to)  # RMS-3
+    v = c.second(state.v, g, h, to, xp)  # RMS-4
+    v, a, variance = c.variance(v, state.a, g, h, s, c, to, xp)  # RMS-5
+    u = g / c.epsilon(to.at(variance), h, xp)  # RMS-5.4
+    buffer, theta = c.move(p, u, state.buffer, h, s, to)  # RMS-6
 
     def kept(new: Any, old: Any) -> Any:  # RMS-3.2
-        return new if new is None else c.sparse.kept(new, old, rows, h, xp)
+        return new if new is None or rows is None else c.sparse.kept(new, old, rows, h, xp)
 
     v, a = kept(v, state.v), kept(a, state.a)
     buffer, theta = kept(buffer, state.buffer), kept(theta, param)
-    return Quantities(g, v, a, variance, u, buffer, theta), State(v, a, buffer, state.average)
+    return (
+        Quantities(to.whole(g), v, a, variance, to.whole(u), buffer, theta),
+        State(v, a, buffer, state.average),
+    )
 
 
 def ticks(
