@@ -48,7 +48,7 @@ def test_a_mutant_is_a_violation_in_float32_and_is_named(axis, name):
     found = caught(axis, name)
     assert found is not None, f"no vector catches {axis}={name}"
     case, run = found
-    assert (axis, name) in Judge(rmsprop, case, run, DOCUMENTED).named()
+    assert ((axis, name),) in Judge(rmsprop, case, run, DOCUMENTED).named()
 
 
 def test_there_are_enough_mutants():

@@ -337,13 +337,15 @@ def outside(first: Finding, dtype: str) -> tuple[float, float] | None:
 
 def _explained(result: Result) -> Iterator[str]:
     if not result.named:
-        yield "no single change of the profile explains the run"
+        yield "no change of one choice of the profile, or of two, explains the run"
         return
-    yield "the run conforms if one choice of the profile is changed:"
+    yield "the run conforms if the profile is changed so:"
     axes = spec.load(suite.optimizer(result.case))["axes"]
-    for axis, name in result.named:
-        alternative = axes[axis]["alternatives"][name]
-        yield f"  {axis}={name} ({alternative['clause']}): {escape(alternative['text'])}"
+    for n, changes in enumerate(result.named):
+        for m, (axis, name) in enumerate(changes):
+            alternative = axes[axis]["alternatives"][name]
+            begin = "  and " if m else "  or " if n else "  "
+            yield f"{begin}{axis}={name} ({alternative['clause']}): {escape(alternative['text'])}"
 
 
 def _envelope(first: Finding) -> Iterator[str]:
@@ -405,7 +407,7 @@ def _fields(result: Result, verdict: Verdict) -> dict[str, Any]:
         found["undecided"] = verdict.undecided
     if verdict.first:
         found["first"] = {key: _json(value) for key, value in verdict.first._asdict().items()}
-        found["named"] = [f"{axis}={name}" for axis, name in result.named]
+        found["named"] = [["=".join(x) for x in changes] for changes in result.named]
     return found
 
 

@@ -26,7 +26,7 @@ from refopt.oracle import golden
 from refopt.oracle.golden import Case, Recording, Run
 from refopt.oracle.own import numpy_run
 from refopt.oracle.spec import RULES
-from refopt.oracle.verdict import Judge, Verdict, equal
+from refopt.oracle.verdict import Changes, Judge, Verdict, equal
 from refopt.typing import Profile
 
 REJECTED, SKIPPED = "rejected", "skipped"
@@ -97,7 +97,7 @@ class Result(NamedTuple):
     item: Item  # without the run
     status: str
     verdict: Verdict | None = None
-    named: Sequence[tuple[str, str]] = ()  # (axis, alternative): single changes that hold the run
+    named: Sequence[Changes] = ()  # changes of one choice, or of two, that hold the run
     dtype: str = ""  # of the first observation outside
     seconds: float = 0.0
 

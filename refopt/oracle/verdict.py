@@ -50,6 +50,10 @@ class Verdict(NamedTuple):
     worst_share: float  # the same over all quantities, as a share of the envelope's radius
 
 
+Changes = tuple[tuple[str, str], ...]
+"""(axis, alternative) of each choice that is changed, one or two."""
+
+
 class Check(NamedTuple):
     """One observation beside its envelope."""
 
@@ -60,6 +64,24 @@ class Check(NamedTuple):
     observed: float
     interval: Interval
     mode: str
+
+
+class Attempt(NamedTuple):
+    """One run under changed choices."""
+
+    first: tuple[int, int] | None  # step and place in the data flow of the first violation
+    intervals: dict[tuple[Any, ...], Interval]  # of every observation
+
+    def beyond(self, other: Attempt) -> bool:
+        """Whether the first violation lies after another's."""
+        return other.first is not None and self.first is not None and self.first > other.first
+
+    def contains(self, other: Attempt) -> bool:
+        """Whether every range holds the other's, and some range holds more."""
+        pairs = [(mine, other.intervals.get(key)) for key, mine in self.intervals.items()]
+        return all(its is not None and mine.contains(its) for mine, its in pairs) and any(
+            its is not None and not its.contains(mine) for mine, its in pairs
+        )
 
 
 def judge(
@@ -161,16 +183,67 @@ class Judge:
             same = set().union(*(equal(self.rule, axis, choices) for choices in settings))
             yield from ((axis, name, choice) for name, choice in named.items() if name not in same)
 
-    def named(self) -> list[tuple[str, str]]:
-        """(axis, alternative) of every single change under which the run conforms."""
+    def named(self) -> list[Changes]:
+        """The changes of choices under which the run conforms: one each, or else two at once.
+
+        A loss of precision alone is wide enough to hold whatever is small. So where no single
+        change conforms but such ones, two are tried: each change under which the run gets further
+        than under the profile, with each other one; and a loss of precision whose envelope
+        contains that of another explanation says less, and is left out.
+        """
         settings = [choices for _, choices in self._settings()]
-        return [
-            (axis, name)
+        singles = [
+            ((axis, name),)
             for axis, named in self.rule.AXES.items()
             for name, choice in named.items()
             if all(choice != getattr(choices, axis) for choices in settings)
-            and self.holds({axis: choice})
         ]
+        with precision():
+            tried = {changes: self._attempt(changes) for changes in singles}
+            found = [changes for changes, attempt in tried.items() if attempt.first is None]
+            if all(self._rounds(axis, name) for ((axis, name),) in found):
+                own = self._attempt(())
+                further = [c for c in singles if c not in found and tried[c].beyond(own)]
+                pairs = {
+                    tuple(sorted((*one, *other)))
+                    for one in further
+                    for other in singles
+                    if other not in found and one[0][0] != other[0][0]
+                }
+                tried |= {changes: self._attempt(changes) for changes in sorted(pairs)}
+                found = [changes for changes, attempt in tried.items() if attempt.first is None]
+            return [
+                changes
+                for changes in found
+                if not any(self._rounds(*change) for change in changes)
+                or not any(tried[changes].contains(tried[other]) for other in found)
+            ]
+
+    def _rounds(self, axis: str, name: str) -> bool:
+        """Whether an alternative differs from the profile's choice in rounding alone."""
+        return all(name in equal(self.rule, axis, choices) for _, choices in self._settings())
+
+    def _attempt(self, changes: Changes) -> Attempt:
+        """The run beside the envelope of the profile with some choices changed."""
+        flow = {q: place for place, q in enumerate(self.rule.OBSERVABLE)}
+        changed = {axis: self.rule.AXES[axis][name] for axis, name in changes}
+        first: tuple[int, int] | None = None
+        intervals = {}
+        try:
+            for check in self._forced(changed):
+                intervals[check[:4]] = check.interval
+                if not self._passes(check):
+                    place = (check.step, flow[check.quantity])
+                    first = place if first is None else min(first, place)
+        except ShapeError:  # a rule that pairs arrays of different sizes cannot have run
+            first = (0, 0)
+        return Attempt(first, intervals)
+
+    def _passes(self, check: Check) -> bool:
+        """Whether an observation is inside, or without bounds under the profile itself."""
+        return check.interval.holds(check.observed) or (
+            self._bounded is not None and check[:4] not in self._bounded
+        )
 
     def holds(self, changed: dict[str, Any]) -> bool:
         """Whether the run lies inside the envelope of the profile with these choices changed.
@@ -179,11 +252,7 @@ class Judge:
         """
         with precision():
             try:
-                return all(
-                    check.interval.holds(check.observed)
-                    or (self._bounded is not None and check[:4] not in self._bounded)
-                    for check in self._forced(changed)
-                )
+                return all(self._passes(check) for check in self._forced(changed))
             except ShapeError:  # a rule that pairs arrays of different sizes cannot have run
                 return False
 
@@ -296,8 +365,8 @@ class Judge:
 
 def named_by(
     rule: ModuleType, case: Case, run: Run, profile: Profile, *, k: int = ROUNDINGS
-) -> list[tuple[str, str]]:
-    """(axis, alternative) of every single change under which a run that deviates conforms."""
+) -> list[Changes]:
+    """The changes of choices, one or two at once, under which a run that deviates conforms."""
     return Judge(rule, case, run, profile, k=k).named()
 
 
