@@ -11,15 +11,20 @@ Protocol of an adapter (JSON Lines; standard library and one framework; never im
   stdout  first {"hello": {"framework", "version", "python", "platform", "cpu", "packages",
           "patched", "profiles"}}, then for each case {"id", "runs": {profile: run}} or
           {"id", "skipped": reason}. A run is {"dtypes", "steps"}, with "finalized" where the case
-          asks to "finalize", or {"error": {"type", "message"}}.
+          asks to "finalize", or {"error": {"type", "message"}}. What only the framework's own
+          network can compute is "inputs" of the run, and becomes part of the case.
   stderr  logs.
+
+Arrays of more than LARGE elements of a case with "layers" lie in a safetensors beside its file.
 """
 
 import argparse
+import array
 import contextlib
 import dataclasses
 import importlib
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -32,6 +37,9 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 SAME, DIFFERS, USAGE, BROKEN = 0, 1, 2, 3
+LARGE, BESIDE = 64, ".safetensors"
+FACTORED = ("dense", "conv2d", "embedding", "embedding_lookup")
+CODES = {"float16": ("F16", "H"), "float32": ("F32", "I"), "int32": ("I32", "I")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,6 +148,15 @@ IMPLEMENTATIONS = {
         "mlx-0_32",
         "rmsprop/mlx-0.32.json",
         "cases_rmsprop_others:mlx",
+    ),
+    "thor:mindspore-2.10": Implementation(
+        "mindspore_thor.py",
+        "mindspore-2_10-numpy-1",
+        "thor/mindspore-2.10.json",
+        "cases_thor:mindspore_2_10",
+    ),
+    "thor:mindspore-2.0": Implementation(
+        "mindspore_thor.py", "mindspore-2_0", "thor/mindspore-2.0.json", "cases_thor:mindspore_2_0"
     ),
 }
 
@@ -257,7 +274,10 @@ def record(name: str, python: str | None = None) -> dict[str, Any]:
         if "skipped" in answer:
             note(f"{name}: skipped {case['id']}: {answer['skipped']}")
             continue
-        recorded.append(case | {"runs": fold(answer["runs"], profiles)})
+        inputs: dict[str, Any] = {}
+        for run in answer["runs"].values():
+            inputs |= run.pop("inputs", {})
+        recorded.append(case | inputs | {"runs": fold(answer["runs"], profiles)})
         progress(name, number, len(cases))
     if (extra := next(lines, None)) is not None:
         raise Broken(f"{name}: the adapter wrote a line after the last case: {extra}")
@@ -301,12 +321,103 @@ def canonical(document: dict[str, Any]) -> str:
     return f'{{"cases":[\n{cases}\n],\n{compact(head)[1:]}\n'
 
 
-def write(path: Path, text: str) -> None:
+def write(path: Path, data: bytes) -> None:
     """Write aside, then rename: a reader never sees half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(path.name + ".new")
-    aside.write_text(text, encoding="utf-8", newline="\n")
+    aside.write_bytes(data)
     os.replace(aside, path)
+
+
+# ------------------------------------------------------------------------------ arrays beside it
+
+Array = tuple[str, list[int], str]  # dtype, shape, bits
+
+
+def places(case: dict[str, Any]) -> Iterator[tuple[Any, Any, str, str, list[int]]]:
+    """Every array of a case with layers: (where, at, key, dtype, shape)."""
+    id, params = case["id"], case["params"]
+    factored = [layer["name"] for layer in case["layers"] if layer["kind"] in FACTORED]
+
+    def all_params(values: list[Any], what: str) -> Iterator[tuple[Any, Any, str, str, list[int]]]:
+        for i, param in enumerate(params):
+            yield values, i, f"{id}/{what}/{param['name']}", param["dtype"], param["shape"]
+
+    def all_layers(values: Any, what: str) -> Iterator[tuple[Any, Any, str, str, list[int]]]:
+        for name, one in values:
+            yield one, "bits", f"{id}/{what}/{name}", one["dtype"], one["shape"]
+
+    yield from all_layers([(param["name"], param) for param in params], "0/param")
+    for t, row in enumerate(case["grads"], 1):
+        yield from all_params(row, f"{t}/grad")
+    for t, layers in case["statistics"].items():
+        for name, given in layers.items():
+            for quantity, one in given.items():
+                yield from all_layers([(name, one)], f"{t}/{quantity}")
+    for run in case["runs"].values():
+        for t, columns in run.get("steps", {}).items():
+            for quantity, values in columns.items():
+                if isinstance(values[0], dict) and "shape" in values[0]:
+                    pairs = zip(factored, values, strict=True)
+                    yield from all_layers(pairs, f"{t}/{quantity}")
+                elif quantity != "t":
+                    yield from all_params(values, f"{t}/{quantity}")
+
+
+def detach(document: dict[str, Any]) -> dict[str, Array]:
+    """Take the large arrays out of a document; what its safetensors holds, by key."""
+    taken: dict[str, Array] = {}
+    for case in document["cases"]:
+        for where, at, key, dtype, shape in places(case) if "layers" in case else ():
+            if math.prod(shape) > LARGE:
+                taken[key] = dtype, shape, where[at]
+                where[at] = {"tensor": key}
+    return taken
+
+
+def attach(document: dict[str, Any], tensors: dict[str, Array]) -> None:
+    """The reverse of `detach`."""
+    for case in document["cases"]:
+        for where, at, key, _, _ in places(case) if "layers" in case else ():
+            if isinstance(where[at], dict):
+                where[at] = tensors[key][2]
+
+
+def swapped(data: bytes, dtype: str) -> bytes:
+    """The elements' bytes in the reverse order: safetensors are little-endian, bits are not."""
+    elements = array.array(CODES[dtype][1], data)
+    elements.byteswap()
+    return elements.tobytes()
+
+
+def safetensors(tensors: dict[str, Array]) -> bytes:
+    if not tensors:
+        return b""
+    header: dict[str, Any] = {}
+    data = b""
+    for key, (dtype, shape, bits) in sorted(tensors.items()):
+        here = swapped(bytes.fromhex(bits), dtype)
+        offsets = [len(data), len(data) + len(here)]
+        header[key] = {"dtype": CODES[dtype][0], "shape": shape, "data_offsets": offsets}
+        data += here
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def read_safetensors(path: Path) -> dict[str, Array]:
+    if not path.exists():
+        return {}
+    content = path.read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    names = {code: dtype for dtype, (code, _) in CODES.items()}
+    tensors = {}
+    for key, entry in json.loads(content[8:start]).items():
+        first, last = entry["data_offsets"]
+        dtype = names[entry["dtype"]]
+        bits = swapped(content[start + first : start + last], dtype).hex()
+        tensors[key] = dtype, entry["shape"], bits
+    return tensors
 
 
 # --------------------------------------------------------------------------------------- --check
@@ -370,11 +481,14 @@ def distances(
     )
     for step, quantities in before.items():
         for quantity, values in quantities.items():
-            theirs = after.get(step, {}).get(quantity, nothing)
-            for param, x, y in zip(params, values, theirs, strict=True):
+            theirs = after.get(step, {}).get(quantity, [None] * len(values))
+            for i, (x, y) in enumerate(zip(values, theirs, strict=True)):
                 if x == y:
                     continue
-                dtype = run["dtypes"].get(quantity, param["dtype"])
+                if isinstance(x, dict) and "bits" in x:
+                    dtype, x, y = x["dtype"], x["bits"], y and y["bits"]
+                else:
+                    dtype = run["dtypes"].get(quantity, params[i]["dtype"])
                 for i, j in zip(unpack(x or "", dtype), unpack(y or "", dtype), strict=False):
                     if i != j:
                         yield (quantity, dtype), abs(i - j)
@@ -384,11 +498,15 @@ def check(path: Path, document: dict[str, Any]) -> int:
     """Compare a fresh run with the stored file; the exit code."""
     if not path.exists():
         raise Broken(f"{path.name}: nothing is stored to compare with")
-    text = path.read_text(encoding="utf-8")
-    if text == canonical(document):
+    text, beside = path.read_text(encoding="utf-8"), path.with_suffix(BESIDE)
+    tensors = detach(document)
+    same = (beside.read_bytes() if beside.exists() else b"") == safetensors(tensors)
+    if text == canonical(document) and same:
         print(f"{path.name}: the same, byte for byte")
         return SAME
     stored = json.loads(text)
+    attach(stored, read_safetensors(beside))
+    attach(document, tensors)
     old, new = stored["provenance"], document["provenance"]
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key):
@@ -438,7 +556,9 @@ def main(arguments: list[str] | None = None) -> int:
             if options.check:
                 status = max(status, check(path, document))
             else:
-                write(path, canonical(document))
+                if tensors := detach(document):
+                    write(path.with_suffix(BESIDE), safetensors(tensors))
+                write(path, canonical(document).encode())
                 note(f"{name}: {path.stat().st_size} bytes in {path.name}")
         except Broken as error:
             note(f"{name}: {error}")

@@ -178,8 +178,8 @@ def processor():
     return "".join([widest.upper()] + makers[:1])
 
 
-def serve(framework, version, packages, profiles, optimizer, patched=()):
-    """Say hello, then answer each case from stdin."""
+def serve(framework, version, packages, profiles, optimizer, patched=(), run=run):
+    """Say hello, then answer each case from stdin by `run`."""
     system = "%s-%s %s" % (platform.system(), platform.machine(), "".join(platform.libc_ver()))
     hello = {
         "framework": framework,
