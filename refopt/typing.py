@@ -70,6 +70,65 @@ class Namespace(Protocol):
         """
 
 
+class Matrices(Namespace, Protocol):
+    """A namespace for rules of layers: matrices, and the way their elements lie.
+
+    Where a matrix is not positive definite, or an element of it is no finite number, its inverse
+    is NaN; no operation raises.
+    """
+
+    def shape(self, x: Array, /) -> tuple[int, ...]:
+        """The lengths of the axes."""
+
+    def length(self, x: Array, /) -> int:
+        """The length of the first axis."""
+
+    def reshape(self, x: Array, shape: tuple[int, ...], /) -> Array:
+        """The elements in C order in another shape; one length may be -1."""
+
+    def permute(self, x: Array, axes: tuple[int, ...], /) -> Array:
+        """The axes in another order."""
+
+    def transpose(self, x: Array, /) -> Array:
+        """The last two axes swapped."""
+
+    def cut(self, x: Array, slices: tuple[slice, ...], /) -> Array:
+        """A part: one slice for each axis."""
+
+    def pad(self, x: Array, widths: Sequence[tuple[int, int]], /) -> Array:
+        """Zeros before and after: one pair of numbers for each axis."""
+
+    def stack(self, parts: Sequence[Array], axis: int, /) -> Array:
+        """Arrays of one shape along a new axis."""
+
+    def mean(self, x: Array, axis: int, /) -> Array:
+        """The mean over one axis, which is dropped."""
+
+    def max_abs(self, x: Array, /) -> Array:
+        """The largest absolute value, of shape ()."""
+
+    def float16(self, x: Array, /) -> Array:
+        """`x` rounded to float16, in the dtype it has."""
+
+    def counts(self, ids: Array, size: int, like: Array, /) -> Array:
+        """How often each number below `size` stands in `ids`, in the dtype of `like`."""
+
+    def eye(self, n: int, like: Array, /) -> Array:
+        """The identity (n, n), of the dtype and device of `like`."""
+
+    def diagonal_blocks(self, x: Array, size: int, /) -> Array:
+        """The blocks (k, size, size) on the diagonal of a matrix; ones fill up the last one's."""
+
+    def matmul(self, x: Array, y: Array, /) -> Array:
+        """The matrix product over the last two axes, the others broadcast."""
+
+    def spd_inverse(self, x: Array, /) -> Array:
+        """The inverse of symmetric positive definite matrices (…, n, n)."""
+
+    def inverse_cholesky(self, x: Array, /) -> Array:
+        """W = L⁻¹, lower triangular, of x = L Lᵀ (…, n, n)."""
+
+
 class Numbers(Protocol):
     """A number system for what depends on the step count alone."""
 

@@ -29,6 +29,7 @@ from array_api_compat import (
 )
 
 from refopt.interp.formats import COMPLEX
+from refopt.interp.layouts import Layouts
 from refopt.interp.rounded import HALF, Carried, Rounded, carried, lift, plain, rounding_to
 from refopt.typing import Number, Profile
 
@@ -36,7 +37,7 @@ from refopt.typing import Number, Profile
 
 
 @dataclass(frozen=True, slots=True)
-class ArrayNamespace:
+class ArrayNamespace(Layouts):
     """`refopt.typing.Namespace` over the array API namespace of one library."""
 
     xp: Any
