@@ -192,7 +192,7 @@ class Judge:
         contains that of another explanation says less, and is left out.
         """
         settings = [choices for _, choices in self._settings()]
-        singles = [
+        singles: list[Changes] = [
             ((axis, name),)
             for axis, named in self.rule.AXES.items()
             for name, choice in named.items()
@@ -201,7 +201,7 @@ class Judge:
         with precision():
             tried = {changes: self._attempt(changes) for changes in singles}
             found = [changes for changes, attempt in tried.items() if attempt.first is None]
-            if all(self._rounds(axis, name) for ((axis, name),) in found):
+            if all(self._rounds(*change) for (change,) in found):
                 own = self._attempt(())
                 further = [c for c in singles if c not in found and tried[c].beyond(own)]
                 pairs = {
