@@ -148,7 +148,9 @@ def test_an_empty_selection_exits_with_5(arguments: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("check", "tensorflow:Nadam"), "torch:NAdam, keras:Nadam"),
+        (("check", "tensorflow:Nadam"), "torch:NAdam, tf2.9:Nadam"),
+        (("check", "torch:RMSprop", "--python", "/dev/null"), "torch:RMSprop: cannot start"),
+        (("check", "torch:RMSprop", "--python", sys.executable + "c"), "cannot start"),
         (("check", "no/such/file.json"), "no/such/file.json"),
         (("check", "--profile", "torch-1.0"), "torch-1.0"),
         (("check", "--junit", "no/such/folder/x.xml"), "no/such/folder"),
@@ -457,8 +459,7 @@ FAKE = """
     say = lambda message: print(json.dumps(message), flush=True)
     number = 0
     def answer(case):
-        runs = {"torch-2.13": recorded[case["id"]]["runs"]["torch-2.13"]}
-        say({"id": case["id"], "runs": runs})
+        say({"id": case["id"], "runs": recorded[case["id"]]["runs"]})
 """
 HELLO = 'say({"hello": {"framework": "fake", "version": "1"}})'
 LOOP = """
@@ -467,6 +468,21 @@ LOOP = """
         assert "runs" not in case
 """
 CASES = [SHARP, "nadam.torch.sharp-l2-psi-0.3.f64", "nadam.torch.sharp-decoupled.f64"]
+
+
+def each(results: list[suite.Result]) -> list[tuple[str, set[str]]]:
+    """The statuses of each case."""
+    found: dict[str, set[str]] = {}
+    for result in results:
+        found.setdefault(result.case, set()).add(result.status)
+    return list(found.items())
+
+
+def exit_code(results: list[suite.Result]) -> int:
+    tally = Tally()
+    for result in results:
+        tally.add(result)
+    return tally.exit_code
 
 
 def run_fake(
@@ -499,8 +515,10 @@ def run_fake(
 
 def test_an_adapter_that_answers_right_conforms(tmp_path: Path) -> None:
     results = run_fake(tmp_path, "answer(case)")
-    assert [r.status for r in results] == ["conforms"] * 3
+    assert each(results) == [(case, {"conforms"}) for case in CASES]
+    assert [r.item.name for r in results] == [n for case in CASES for n in SOURCES[case]["runs"]]
     assert {r.item.implementation for r in results} == {"fake 1"}
+    assert exit_code(results) == OK
 
 
 @pytest.mark.parametrize(
@@ -517,11 +535,20 @@ def test_an_adapter_that_answers_right_conforms(tmp_path: Path) -> None:
          "broken", "runs"),
         ("if number == 2: say({'id': case['id'], 'skipped': 'no such option'}); continue\n"
          "answer(case)", "skipped", "no such option"),
-        ("if number == 2: say({'id': case['id'], 'runs': {'torch-2.13': {'error': "
-         "{'type': 'ValueError', 'message': 'lr too large'}}}}); continue\nanswer(case)",
-         "rejected", "lr too large"),
+        ("if number == 2: say({'id': case['id'], 'runs': {}}); continue\nanswer(case)",
+         "broken", "torch-2.13-differentiable, torch-2.13-foreach are required, as recorded"),
+        ("if number == 2: del recorded[case['id']]['runs']['torch-2.13-foreach']\nanswer(case)",
+         "broken", "runs of torch-2.13-foreach are required, as recorded"),
+        ("if number == 2: recorded[case['id']]['runs']['torch-2.13'] = {}\nanswer(case)",
+         "broken", "step 1 is required"),
+        ("if number == 2: recorded[case['id']]['runs']['torch-2.13']['steps'] = {}\nanswer(case)",
+         "broken", "step 1 is required"),
+        ("if number == 2: [step.pop('v') for step in "
+         "recorded[case['id']]['runs']['torch-2.13']['steps'].values()]\nanswer(case)",
+         "broken", "torch-2.13: v are required, as recorded"),
     ],
-    ids=["exit", "signal", "hang", "garbage", "wrong-id", "no-object", "no-runs", "skip", "reject"],
+    ids=["exit", "signal", "hang", "garbage", "wrong-id", "no-object", "no-runs", "skip",
+         "empty", "missing-run", "empty-run", "no-steps", "no-v"],
 )  # fmt: skip
 def test_what_goes_wrong_is_told_apart_and_the_rest_goes_on(
     tmp_path: Path, body: str, status: str, said: str
@@ -529,12 +556,24 @@ def test_what_goes_wrong_is_told_apart_and_the_rest_goes_on(
     if "signal" in said and os.name == "nt":
         pytest.skip("Windows has no signals")
     results = run_fake(tmp_path, body, seconds=20.0 if status != "timed out" else 3.0)
-    assert [r.status for r in results] == ["conforms", status, "conforms"]
-    assert said in results[1].item.detail
-    tally = Tally()
-    for result in results:
-        tally.add(result)
-    assert tally.exit_code == (OK if status in ("skipped", "rejected") else BROKE)
+    assert [statuses for _, statuses in each(results)] == [{"conforms"}, {status}, {"conforms"}]
+    (failed,) = (r for r in results if r.status == status)
+    assert said in failed.item.detail
+    assert exit_code(results) == (OK if status == "skipped" else BROKE)
+
+
+def test_a_rejection_where_a_run_is_recorded_is_stale(tmp_path: Path) -> None:
+    body = """
+        if number == 2:
+            error = {"type": "ValueError", "message": "lr too large"}
+            recorded[case["id"]]["runs"]["torch-2.13"] = {"error": error}
+        answer(case)
+    """
+    results = run_fake(tmp_path, body)
+    (rejected,) = (r for r in results if r.status == "rejected")
+    assert (rejected.case, rejected.item.name) == (CASES[1], "torch-2.13")
+    assert rejected.item.stale == "was not rejected when recorded; now ValueError: lr too large"
+    assert exit_code(results) == STALE
 
 
 def test_an_adapter_that_always_fails_is_given_up(tmp_path: Path) -> None:
@@ -553,7 +592,7 @@ def test_an_adapter_that_does_not_say_hello_fails(
 
 def test_stderr_is_never_judged(tmp_path: Path) -> None:
     results = run_fake(tmp_path, "sys.stderr.write('loss: nan\\n' * 10**5)\nanswer(case)")
-    assert [r.status for r in results] == ["conforms"] * 3
+    assert each(results) == [(case, {"conforms"}) for case in CASES]
 
 
 def test_a_wrong_answer_of_an_adapter_is_a_violation(tmp_path: Path) -> None:
@@ -563,21 +602,25 @@ def test_a_wrong_answer_of_an_adapter_is_a_violation(tmp_path: Path) -> None:
         answer(case)
     """
     results = run_fake(tmp_path, body)
-    assert [r.status for r in results] == ["violation"] * 3
+    wrong = [r.item.name for r in results if r.status == "violation"]
+    assert wrong.count("torch-2.13") == 3
 
 
 def test_an_answer_where_a_rejection_is_recorded_is_stale(tmp_path: Path) -> None:
     body = f"""
         steps = {{str(t): {{"param": [p["bits"] for p in case["params"]]}} for t in case["record"]}}
-        say({{"id": case["id"], "runs": {{"torch-2.13": {{"dtypes": {{}}, "steps": steps}}}}}})
+        recorded[case["id"]]["runs"]["torch-2.13"] = {{"dtypes": {{}}, "steps": steps}}
+        answer(case)
         assert case["id"] == {REFUSED!r}
     """
-    (result,) = run_fake(tmp_path, body, cases=[REFUSED])
-    assert result.item.stale == "is no longer rejected with RuntimeError"
+    results = run_fake(tmp_path, body, cases=[REFUSED])
+    stale = {r.item.name: r.item.stale for r in results if r.item.stale}
+    same = ("torch-2.13", "torch-2.13-foreach")  # recorded as one: what one does, the other does
+    assert stale == dict.fromkeys(same, "is no longer rejected with RuntimeError")
 
 
 def test_a_framework_that_is_not_installed_is_usage(monkeypatch: pytest.MonkeyPatch) -> None:
-    missing = live.Implementation("no_such_framework", "torch_nadam.py", "nadam/torch-2.13.json")
+    missing = live.Implementation("math no_such_framework", "torch_nadam", "nadam/torch-2.13")
     monkeypatch.setitem(live.IMPLEMENTATIONS, "torch:NAdam", missing)
     result = refopt("check", "torch:NAdam", "--select", SHARP)
     assert result.exit_code == USAGE
@@ -613,5 +656,5 @@ def test_the_float32_product_of_the_installed_torch_is_named() -> None:
 def test_time_for_a_case_is_counted_from_its_question(tmp_path: Path) -> None:
     started = time.monotonic()
     results = run_fake(tmp_path, "time.sleep(0.2)\nanswer(case)", seconds=30.0, cases=CASES[:1])
-    assert [r.status for r in results] == ["conforms"]
+    assert each(results) == [(CASES[0], {"conforms"})]
     assert time.monotonic() - started < 30

@@ -17,27 +17,39 @@ from typing import IO, Any, NamedTuple
 
 from refopt.errors import AdapterError, CaseError
 from refopt.oracle import golden, suite
-from refopt.oracle.golden import Recording
+from refopt.oracle.golden import Recording, Run
 from refopt.oracle.suite import BROKEN, CRASHED, SKIPPED, TIMED_OUT, Item, Task
 
 
 class Implementation(NamedTuple):
     """What can be run live, and the recordings whose cases it is given."""
 
-    package: str  # that must be importable
-    adapter: str  # file in conformance/adapters
-    recordings: str  # file in conformance/golden
+    packages: str  # that must be importable
+    adapter: str  # file in conformance/adapters, without .py
+    recordings: str  # file in conformance/golden, without .json
 
 
 IMPLEMENTATIONS = {
-    "torch:NAdam": Implementation("torch", "torch_nadam.py", "nadam/torch-2.13.json"),
-    "keras:Nadam": Implementation("keras", "keras3_nadam.py", "nadam/keras-3.json"),
-    "optax:nadam": Implementation("optax", "optax_nadam.py", "nadam/optax-0.2.json"),
-    "timm:NAdamW": Implementation("timm", "timm_nadam.py", "nadam/timm-nadamw.json"),
-    "paddle:NAdam": Implementation("paddle", "paddle_nadam.py", "nadam/paddle-3.3.json"),
-    "mindspore:NAdam": Implementation(
-        "mindspore", "mindspore_nadam.py", "nadam/mindspore-2.10.json"
-    ),
+    "torch:NAdam": Implementation("torch", "torch_nadam", "nadam/torch-2.13"),
+    "tf2.9:Nadam": Implementation("tensorflow", "keras_legacy_nadam", "nadam/keras-legacy-2.9"),
+    "tf2.15:Nadam": Implementation("tensorflow", "keras2_nadam", "nadam/keras-2.15"),
+    "keras:Nadam": Implementation("keras jax", "keras3_nadam", "nadam/keras-3"),
+    "optax:nadam": Implementation("optax jax", "optax_nadam", "nadam/optax-0.2"),
+    "timm:NAdamW": Implementation("timm torch", "timm_nadam", "nadam/timm-nadamw"),
+    "paddle:NAdam": Implementation("paddle", "paddle_nadam", "nadam/paddle-3.3"),
+    "mindspore:NAdam": Implementation("mindspore", "mindspore_nadam", "nadam/mindspore-2.10"),
+    "torch:RMSprop": Implementation("torch", "torch_rmsprop", "rmsprop/torch-2.13"),
+    "tf2.9-dtensor:RMSprop": Implementation("tensorflow", "tf29_rmsprop", "rmsprop/tf-2.9"),
+    "tf2.9:RMSprop": Implementation("tensorflow", "tf29_rmsprop", "rmsprop/keras-legacy-2.9"),
+    "tf2.15:RMSprop": Implementation("tensorflow", "keras2_rmsprop", "rmsprop/keras-2.15"),
+    "tf1:RMSProp": Implementation("tensorflow", "tf29_rmsprop", "rmsprop/tf1"),
+    "keras:RMSprop": Implementation("keras jax", "keras3_rmsprop", "rmsprop/keras-3"),
+    "optax:rmsprop": Implementation("optax jax", "optax_rmsprop", "rmsprop/optax-0.2"),
+    "timm:RMSpropTF": Implementation("timm torch", "timm_rmsprop", "rmsprop/timm-rmsprop-tf"),
+    "paddle:RMSProp": Implementation("paddle", "paddle_rmsprop", "rmsprop/paddle-3.3"),
+    "mindspore:RMSProp": Implementation("mindspore", "mindspore_rmsprop", "rmsprop/mindspore-2.10"),
+    "chainer:RMSprop": Implementation("chainer", "chainer_rmsprop", "rmsprop/chainer-7"),
+    "mlx:RMSprop": Implementation("mlx", "mlx_rmsprop", "rmsprop/mlx-0.32"),
 }
 
 HELLO_SECONDS = 120.0  # until the framework is imported
@@ -165,8 +177,8 @@ def tasks(
     seconds: the time for one case.
     log: a text file open for reading and writing; stderr goes there.
     """
-    _require(IMPLEMENTATIONS[name].package, name, python)
-    adapter = golden.root() / "adapters" / IMPLEMENTATIONS[name].adapter
+    _require(IMPLEMENTATIONS[name].packages.split(), name, python)
+    adapter = golden.root() / "adapters" / f"{IMPLEMENTATIONS[name].adapter}.py"
     yield from answers([python, str(adapter)], recordings, profile, seconds=seconds, log=log)
 
 
@@ -208,7 +220,7 @@ def answers(
 
 def cases(name: str) -> Iterator[Recording]:
     """The recordings whose cases an implementation is given."""
-    yield from golden.load(golden.root() / "golden" / IMPLEMENTATIONS[name].recordings)
+    yield from golden.load(golden.root() / "golden" / f"{IMPLEMENTATIONS[name].recordings}.json")
 
 
 def _items(
@@ -218,17 +230,29 @@ def _items(
         yield _unjudged(implementation, profile, SKIPPED, str(answer["skipped"]))
         return
     try:
+        if lacks := [name for name in recording.runs if name not in answer["runs"]]:
+            raise Failure(BROKEN, f"runs of {', '.join(lacks)} are required, as recorded")
         runs = {
             name: golden.parse_run(recording.case, name, answer["runs"]) for name in answer["runs"]
         }
         for name, run in runs.items():
+            before = recording.runs.get(name, run)
+            if not run.error and (lacks := sorted(_shown(before) - _shown(run))):
+                raise Failure(BROKEN, f"{name}: {', '.join(lacks)} are required, as recorded")
             item = suite.recorded(implementation, name, profile or name, run)
-            before = recording.runs.get(name)
-            if before is not None and before.error and not run.error:
+            if before.error and not run.error:
                 item = item._replace(stale=f"is no longer rejected with {before.error['type']}")
+            elif run.error and not before.error:
+                item = item._replace(stale=f"was not rejected when recorded; now {item.detail}")
             yield item
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise Failure(BROKEN, f"runs of typed values are required, got {error!r}") from None
+
+
+def _shown(run: Run) -> set[str]:
+    """What a run shows, by name."""
+    quantities = {q for step in run.steps.values() for q in step}
+    return quantities | ({"finalized"} if run.finalized is not None else set())
 
 
 def _unjudged(implementation: str, profile: str | None, status: str, detail: str) -> Item:
@@ -236,16 +260,24 @@ def _unjudged(implementation: str, profile: str | None, status: str, detail: str
     return Item(implementation, name, profile or "", status=status, detail=detail)
 
 
-def _require(package: str, name: str, python: str) -> None:
-    look = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
+def _require(packages: list[str], name: str, python: str) -> None:
+    look = (
+        "import importlib.util as util, sys; "
+        "print(*(p for p in sys.argv[1:] if util.find_spec(p) is None))"
+    )
     try:
-        found = subprocess.run([python, "-c", look], capture_output=True, check=False).returncode
+        found = subprocess.run(
+            [python, "-c", look, *packages], capture_output=True, text=True, check=True
+        )
     except OSError as error:
         msg = f"{name}: cannot start {python}: {error.strerror}"
         raise Missing(msg) from None
-    if found:
+    except subprocess.CalledProcessError as error:
+        msg = f"{name}: --python must be a Python interpreter, got {python}: {error.stderr!r:.200}"
+        raise Missing(msg) from None
+    if missing := found.stdout.split():
         msg = (
-            f"{name}: {package} is not installed in {python}; "
+            f"{name}: {', '.join(missing)} is not installed in {python}; "
             "install it there, or state with --python an interpreter that has it"
         )
         raise Missing(msg)
