@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import inspect
 import json
 import math
@@ -26,6 +27,14 @@ class Sparse(NamedTuple):
 
     values: Values
     indices: tuple[int, ...]
+
+
+class Tensor(NamedTuple):
+    """An array that says itself what it is."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    values: Values
 
 
 class Schedule(NamedTuple):
@@ -55,6 +64,9 @@ class Case(NamedTuple):
     grads: list[list[Gradient]]  # cycled
     source: dict[str, Any]  # the JSON object itself
     orders: dict[int, list[int]] = {}  # noqa: RUF012  # step -> in which order parameters are given
+    layers: dict[str, Any] = {}  # noqa: RUF012  # by name, the rule's `Layer` of each
+    # step that refreshes -> layer -> quantity: "a" and "ds", or "A", "G" and their normalizers
+    statistics: dict[int, dict[str, dict[str, Tensor]]] = {}  # noqa: RUF012
 
     def gradients(self, t: int) -> list[Gradient]:
         """The gradients of step `t`, from 1; one entry a parameter."""
@@ -69,6 +81,8 @@ class Run(NamedTuple):
     dtypes: dict[str, list[str]]  # quantity -> dtype for each parameter
     error: dict[str, str] | None = None
     finalized: list[Values | None] | None = None  # parameters after finalize_variable_values
+    # step that refreshes -> quantity -> layer with factors -> array
+    factors: dict[int, dict[str, dict[str, Tensor]]] = {}  # noqa: RUF012
 
 
 class Recording(NamedTuple):
@@ -106,14 +120,16 @@ def expected() -> dict[tuple[str, str], str]:
 
 def load(path: Path) -> Iterator[Recording]:
     """The recordings of one file. Raises CaseError where it is malformed."""
+    beside = path.with_suffix(".safetensors")
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
+        tensors = _tensors(beside.read_bytes()) if beside.exists() else {}
     except (OSError, ValueError, RecursionError) as error:
         msg = f"{path}: a JSON file of format refopt-golden/1 is required: {error}"
         raise CaseError(msg) from None
     seen: set[str] = set()
     try:
-        optimizer, provenance, cases = _document(document)
+        optimizer, provenance, cases = _document(_resolved(document, tensors))
         for source in cases:
             case = parse(source)
             if case.id.partition(".")[0] != optimizer:
@@ -152,11 +168,49 @@ def _document(source: Any) -> tuple[str, dict[str, Any], list[Any]]:
     return optimizer, provenance, cases
 
 
+def _tensors(content: bytes) -> dict[str, str]:
+    """The bits of each array of a safetensors file, which is little-endian."""
+    start = 8 + int.from_bytes(content[:8], "little")
+    found = {}
+    try:
+        for key, entry in json.loads(content[8:start]).items():
+            first, last = entry["data_offsets"]
+            elements = array.array(_CODES[entry["dtype"]], content[start + first : start + last])
+            elements.byteswap()
+            found[key] = elements.tobytes().hex()
+    except (AttributeError, LookupError, TypeError) as error:
+        msg = f"the safetensors beside it are malformed: {error!r}"
+        raise ValueError(msg) from None
+    return found
+
+
+_CODES = {"F16": "H", "F32": "I", "I32": "I"}
+
+
+def _resolved(source: Any, tensors: dict[str, str]) -> Any:
+    """A document with the bits of every array in place."""
+    if isinstance(source, list):
+        return [_resolved(x, tensors) for x in source]
+    if not isinstance(source, dict):
+        return source
+    if [*source] == ["tensor"]:
+        if source["tensor"] not in [*tensors]:
+            _refuse("a tensor must be one of the safetensors beside the file", source["tensor"])
+        return tensors[source["tensor"]]
+    return {key: _resolved(x, tensors) for key, x in source.items()}
+
+
 KEYS = {
     *("id", "comment", "tags", "hyper", "options", "groups", "changes", "params", "steps"),
     *("record", "grads", "runs", "profiles", "order", "finalize", "mesh", "clauses", "kills"),
 }
 """What a case may say; anything else would be passed over."""
+
+LAYERED = {"layers", "data", "statistics"}
+"""What else a case may say of an optimizer that has layers."""
+
+BY_LAYER = ("A", "G", "a_inverse", "g_inverse", "scale")
+"""What such an optimizer has of each layer with factors, on steps that refresh."""
 
 
 def parse(source: dict[str, Any]) -> Case:
@@ -173,7 +227,7 @@ def _case(source: Any) -> Case:
     id, comment = _get(source, "id", str), _get(source, "comment", str)
     if (rule := RULES.get(id.partition(".")[0])) is None or "." not in id:
         _refuse(f"the id must begin with one of {', '.join(RULES)} and a dot", id)
-    _named(source, KEYS, "keys of a case")
+    _named(source, KEYS | LAYERED if hasattr(rule, "Layer") else KEYS, "keys of a case")
     given, steps = _get(source, "params", list), _get(source, "steps", int)
     if steps < 1 or not given:
         _refuse("at least one step and one parameter are required", steps, given)
@@ -202,6 +256,7 @@ def _case(source: Any) -> Case:
     record = _indices(_get(source, "record", list, [steps]), "record")
     if not record or len(set(record)) < len(record) or not 1 <= min(record) <= max(record) <= steps:
         _refuse(f"record must be different steps from 1 to {steps}", record)
+    layers = _layers(rule, source, shapes) if hasattr(rule, "Layer") else {}
     grads = _get(source, "grads", list)
     if not grads or any(not isinstance(row, list) or len(row) != len(given) for row in grads):
         _refuse(f"grads must be one row or more, each of {len(given)} entries", grads)
@@ -223,7 +278,52 @@ def _case(source: Any) -> Case:
         ],
         source={key: value for key, value in source.items() if key != "runs"},
         orders=orders,
+        layers=layers,
+        statistics={
+            t: {name: _all(x, f"statistics of {name}") for name, x in _of(layers, given).items()}
+            for t, given in _by_step(source, "statistics", steps).items()
+        },
     )
+
+
+def _layers(rule: Any, source: dict[str, Any], shapes: tuple[list[int], ...]) -> dict[str, Any]:
+    """The layers by name, each with its parameters by number and the shape of its weight."""
+    found: dict[str, Any] = {}
+    for x in _get(source, "layers", list):
+        name, kind = _get(x, "name", str), _get(x, "kind", str)
+        members = _indices(_get(x, "params", list), f"params of {name}")
+        if name in found or kind not in rule.KINDS or not members or max(members) >= len(shapes):
+            _refuse(f"a layer must have a name of its own, a kind of {rule.KINDS}, and params", x)
+        rest = {key: _get(x, key, kind) for key, kind in (("padding", str),) if key in x}
+        if "stride" in x:
+            rest["stride"] = tuple(_indices(x["stride"], f"stride of {name}"))
+        found[name] = rule.Layer(kind, tuple(members), tuple(shapes[members[0]]), **rest)
+    if sorted(i for layer in found.values() for i in layer.params) != [*range(len(shapes))]:
+        _refuse("layers must hold each parameter once", *found.values())
+    return found
+
+
+def _of(layers: dict[str, Any], given: Any) -> dict[str, Any]:
+    """An object by layer."""
+    if not isinstance(given, dict):
+        _refuse("an object by layer is required", given)
+    _named(given, layers, "layers")
+    return given
+
+
+def _all(source: Any, what: str) -> dict[str, Tensor]:
+    """The arrays of an object by quantity."""
+    if not isinstance(source, dict):
+        _refuse(f"{what} must be an object", source)
+    _named(source, ("a", "ds", "A", "G", "a_norm", "g_norm"), what)
+    return {key: _tensor(x, f"{key}, {what}") for key, x in source.items()}
+
+
+def _tensor(source: Any, what: str) -> Tensor:
+    dtype, shape = _get(source, "dtype", str), _indices(_get(source, "shape", list), "a shape")
+    if dtype not in FORMATS and dtype not in INTEGERS:
+        _refuse(f"{what}: a dtype must be one of {', '.join([*FORMATS, *INTEGERS])}", dtype)
+    return Tensor(dtype, tuple(shape), _decoded(source.get("bits"), dtype, math.prod(shape), what))
 
 
 def parse_run(case: Case, name: str, runs: dict[str, Any]) -> Run:
@@ -259,9 +359,17 @@ def _run(case: Case, name: str, runs: Any) -> Run:
     if missing := set(case.source.get("record", [case.steps])) - steps.keys():
         _refuse(f"step {min(missing)} is required", *sorted(steps))
     values: dict[int, dict[str, list[Values | None]]] = {}
+    factors: dict[int, dict[str, dict[str, Tensor]]] = {}
     for t, columns in sorted(steps.items()):
         if not isinstance(columns, dict):
             _refuse(f"step {t} must be an object", columns)
+        if case.layers:
+            columns = dict(columns)
+            factors[t] = {
+                q: _by_layer(rule, case, columns.pop(q), f"step {t}, {q}")
+                for q in BY_LAYER
+                if q in columns
+            }
         _named(columns, rule.OBSERVABLE, "quantities")
         values[t] = {
             q: _values(bits, dtypes[q], [1] * len(sizes) if q in numbers else sizes, q, t)
@@ -275,7 +383,15 @@ def _run(case: Case, name: str, runs: Any) -> Run:
             _refuse("finalized must be absent: this optimizer averages nothing")
         finalized = _values(source["finalized"], case.dtypes, sizes, "finalized", case.steps)
     shown = {q for columns in values.values() for q in columns}
-    return Run(name, values, {q: dtypes[q] for q in shown}, None, finalized)
+    return Run(name, values, {q: dtypes[q] for q in shown}, None, finalized, factors)
+
+
+def _by_layer(rule: Any, case: Case, source: Any, what: str) -> dict[str, Tensor]:
+    """The arrays of a quantity by layer, from a list over the layers with factors."""
+    names = [name for name, layer in case.layers.items() if layer.kind in rule.FACTORED]
+    if not isinstance(source, list) or len(source) != len(names):
+        _refuse(f"{what}: one entry for each of {', '.join(names)} is required", source)
+    return {n: _tensor(x, f"{what} of {n}") for n, x in zip(names, source, strict=True)}
 
 
 def _stated(case: Case, quantity: str, dtype: Any, number: bool) -> list[str]:
@@ -343,8 +459,9 @@ def _decoded(bits: Any, dtype: str, size: int, what: str, t: int = 0) -> Values:
         _refuse(
             f"{where}: {size * width // 4} hexadecimal digits ({size} {dtype}) are required", bits
         )
-    if dtype in INTEGERS:  # step counters of some releases
-        return [float(int(bits, 16))]
+    if dtype in INTEGERS:  # step counters of some releases, and ids
+        digits = width // 4
+        return [float(int(bits[i : i + digits], 16)) for i in range(0, len(bits), digits)]
     return from_bits(bits, FORMATS[dtype])
 
 
@@ -356,6 +473,8 @@ def _hyper(rule: Any, source: Any) -> dict[str, Any]:
 
 
 def _hyperparameter(rule: Any, name: str, x: Any) -> Any:
+    if isinstance(x, list) and hasattr(rule, "Layer") and name in ("lr", "damping") and x:
+        return [_number(y, name) for y in x]
     if not isinstance(x, dict):
         return _number(x, name)
     if "schedule" in x:
