@@ -104,6 +104,9 @@ class Matrices(Namespace, Protocol):
     def mean(self, x: Array, axis: int, /) -> Array:
         """The mean over one axis, which is dropped."""
 
+    def trace(self, x: Array, /) -> Array:
+        """The sum of the diagonal of a matrix, of shape ()."""
+
     def max_abs(self, x: Array, /) -> Array:
         """The largest absolute value, of shape ()."""
 

@@ -15,6 +15,7 @@ from refopt.interp.trace import Node, apply, lift
 SUM, BIG, PRODUCT, FRACTION, POWER, ATOM = range(6)
 
 ROUNDED = {
+    "float16": r"\mathrm{fl}_{16}",
     "float32": r"\mathrm{fl}_{32}",
     "num.float32": r"\mathrm{fl}_{32}",
     "num.float64": r"\mathrm{fl}_{64}",
@@ -28,6 +29,12 @@ FUNCTIONS = {
     "scatter_add": r"\mathrm{scatter}",
     "take": r"\mathrm{take}",
     "rows": r"\mathrm{rows}",
+    "trace": r"\mathrm{tr}",
+    "max_abs": r"\mathrm{maxabs}",
+    "counts": r"\mathrm{counts}",
+    "mean": r"\mathrm{mean}",
+    "diagonal_blocks": r"\mathrm{blocks}",
+    "inverse_cholesky": r"\mathrm{chol}^{-1}",
 }
 BIG_OPERATORS = (r"\prod", r"\sum")
 
@@ -103,6 +110,20 @@ def _write(node: Node, names: Mapping[str, str]) -> tuple[str, int]:
             return _write(start + weight * (end - start), names)
         case op, (x,) if op in ROUNDED:
             return rf"{ROUNDED[op]}\left({latex(x, names)}\right)", ATOM
+        case "reshape" | "permute" | "pad" | "cut", (x, *_):
+            return _write(x, names)  # the same elements
+        case "eye", _:
+            return "I", ATOM
+        case "length", (x,):
+            return f"N_{{{latex(x, names)}}}", ATOM
+        case "transpose", (x,):
+            return rf"{at_least(ATOM, x)}^{{\top}}", POWER
+        case "spd_inverse", (x,):
+            return f"{at_least(ATOM, x)}^{{-1}}", POWER
+        case "matmul", (x, y):
+            return f"{at_least(PRODUCT, x)} {at_least(FRACTION, y)}", PRODUCT
+        case "counts" | "diagonal_blocks" | "mean", (x, *_):
+            return rf"{FUNCTIONS[node.op]}\left({latex(x, names)}\right)", POWER
         case "zeros_like", _:
             return "0", ATOM
         case "scatter_add", (Node(op=op) as base, *rest) if op != "zeros_like":

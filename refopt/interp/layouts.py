@@ -7,6 +7,7 @@ from typing import Any
 
 from array_api_compat import device, is_jax_array, is_jax_namespace
 
+from refopt.interp import linalg
 from refopt.interp.rounded import lift, plain, rounding_to
 
 
@@ -48,6 +49,9 @@ class Layouts:
 
     def mean(self, x: Any, axis: int, /) -> Any:
         return lift(lambda a: self.xp.mean(a, axis=axis), x)
+
+    def trace(self, x: Any, /) -> Any:
+        return lift(self.xp.linalg.trace, x)
 
     def max_abs(self, x: Any, /) -> Any:
         return lift(lambda a: self.xp.max(self.xp.abs(a)), x)
@@ -91,14 +95,10 @@ class Layouts:
         return lift(self.xp.matmul, x, y)
 
     def spd_inverse(self, x: Any, /) -> Any:
-        from refopt.interp import linalg  # type: ignore[attr-defined]
-
-        return lift(linalg.spd_inverse, x)
+        return lift(lambda a: linalg.spd_inverse(self.xp, a), x)
 
     def inverse_cholesky(self, x: Any, /) -> Any:
-        from refopt.interp import linalg  # type: ignore[attr-defined]
-
-        return lift(linalg.inverse_cholesky, x)
+        return lift(lambda a: linalg.inverse_cholesky(self.xp, a), x)
 
     def _zeros(self, x: Any, axis: int, n: int) -> Any:
         shape = (*x.shape[:axis], n, *x.shape[axis + 1 :])

@@ -59,7 +59,7 @@ class Node:
     op
         "const", "name", a key of `ARITHMETIC`, one of `CASTS` or `FUNCTIONS`, or an operation of a
         namespace with its arguments: "sqrt", "float32", "lerp", "sum", "maximum", "minimum",
-        "zeros_like", "scatter_add", "take", "rows".
+        "zeros_like", "scatter_add", "take", "rows", or one of `MATRICES`.
     args
         The constant, a number or the indices of rows; the name; or the operands, which are nodes.
     value
@@ -189,6 +189,43 @@ class _Arrays:
 
     def rows(self, new: Any, old: Any, indices: tuple[int, ...], size: int, /) -> Node:
         return apply("rows", new, old, indices, size)
+
+
+MATRICES = frozenset(
+    {"reshape", "permute", "transpose", "cut", "pad", "mean", "trace", "max_abs", "float16"}
+    | {"length", "counts", "eye", "diagonal_blocks", "matmul", "spd_inverse", "inverse_cholesky"}
+)
+"""What `refopt.typing.Matrices` adds, apart from what is not traced: shapes, stacks of patches."""
+
+
+class Matrices(_Arrays):
+    """The namespace of matrices that are symbols; examples of their values give their shapes.
+
+    Arguments
+    ---------
+    example: the namespace in which examples are computed.
+    """
+
+    def __init__(self, example: Any) -> None:
+        self._example = example
+
+    def shape(self, x: Node, /) -> tuple[int, ...]:
+        return tuple(self._example.shape(x.value))
+
+    def sum(self, x: Any, /) -> Node:
+        return self._apply("sum", x)
+
+    def zeros_like(self, x: Any, /) -> Node:
+        return self._apply("zeros_like", x)
+
+    def __getattr__(self, op: str) -> Callable[..., Node]:
+        if op not in MATRICES:
+            raise AttributeError(op)
+        return lambda *args: self._apply(op, *args)
+
+    def _apply(self, op: str, *args: Any) -> Node:
+        nodes = tuple(lift(x) for x in args)
+        return Node(op, nodes, getattr(self._example, op)(*(node.value for node in nodes)))
 
 
 class _Numbers:

@@ -426,7 +426,8 @@ def _divided(inverse: Inverse, n: int, m: int, c: Choices, xp: Matrices) -> tupl
         return xp.max_abs(x)
 
     a, g = largest(inverse.A, n), largest(inverse.G, m)
-    return inverse._replace(A=inverse.A / a, G=inverse.G / g), a, g
+    x, y = (c.precision(x, xp) for x in (inverse.A / a, inverse.G / g))
+    return inverse._replace(A=x, G=y), a, g
 
 
 def both_largest(layer: Layer, inverse: Inverse, c: Choices, xp: Matrices) -> Inverse:  # THO-5.5b
@@ -693,8 +694,7 @@ def invert(
         s_a, s_g = (c.positions(rows, h) for rows in factors[2:])  # THO-4.3
 
     def means() -> tuple[Array, Array]:
-        one = 1.0 if table else xp.eye(n, a)
-        return xp.sum(a * one) / n, xp.sum(g * xp.eye(m, g)) / m
+        return (xp.sum(a) if table else xp.trace(a)) / n, xp.trace(g) / m
 
     d_a, d_g = c.damping.pair(damping, s_a, s_g, means, xp)  # THO-4.4
     g = g + d_g * xp.eye(m, g)
@@ -956,7 +956,7 @@ SAME_EXACTLY: dict[str, tuple[frozenset[str], ...]] = {
 }
 """Alternatives that differ in rounding alone: equal over the reals."""
 
-OBSERVABLE = ("t", "A", "G", "a_inverse", "g_inverse", "gradient", "m", "param")
+OBSERVABLE = ("t", "A", "G", "a_inverse", "g_inverse", "scale", "gradient", "m", "param")
 """What a release may show after a step, in the order of the flow of data."""
 
 ARRAY_AXES = tuple(
