@@ -1045,7 +1045,6 @@ def averaged() -> list[Case]:
             "ema-none-overwrite",
             "Fewer pairs than averages when overwriting: refused after the step.",
             "ema ema-overwrite none error",
-            F32,
             present=lambda t, variable: t != 2 or variable == 1,
             ema_overwrite_frequency=2,
             **alike,

@@ -294,6 +294,19 @@ def torch() -> list[Case]:
             **{"momentum": 0.9, "weight_decay": 0.25, "epsilon": 0.01} | of,
         ),
         *on(
+            "centered-constant-500",
+            "500 steps of one gradient: over the reals the variance is positive; rounded, it falls "
+            "below zero near step 137 in float32 and 329 in float64, and the root is NaN. Clamped "
+            "at zero, the step is the learning rate times the gradient over epsilon.",
+            "centered cancellation nan",
+            options="centered",
+            grads=[[[1.13, -1.49, 2.29, 1.69, -0.5, 0.1]]],
+            shapes=[[6]],
+            steps=500,
+            record=[1, 2, 136, 137, 328, 329, 499, 500],
+            **{"epsilon": 0.01} | of,
+        ),
+        *on(
             "rho-small",
             "rho 0.25: torch's interpolation starts from the nearer end, the new gradient.",
             "rho centered lerp",

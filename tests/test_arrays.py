@@ -19,6 +19,7 @@ from refopt.interp.arrays import (
     run,
     write,
 )
+from refopt.interp.rounded import Rounded, rounding_to
 from refopt.rules import nadam
 
 DOCUMENTED = nadam.PROFILES["documented"]
@@ -58,6 +59,37 @@ def test_the_operations_are_those_of_the_equations(make):
         wide = library.array(np.array([0.1, -0.3]), "float64")
         narrow = library.get(namespace_of(wide).float32(wide))
         assert same_bits(narrow, np.array([0.1, -0.3]).astype("f4").astype("f8"))
+
+
+@library_rows
+def test_repeated_rows_are_added_one_after_the_other_to_what_is_there(make):
+    library, random = make(), np.random.default_rng(5)
+    with library.session():
+        for shape, indices in [
+            *[((5, 2), tuple(random.integers(0, 5, n).tolist())) for n in (0, 1, 3, 40)],
+            *[((1, 3), (0,) * 9), ((4,), (3, 0, 3, 3, 0))],
+        ]:
+            base, values = (
+                (random.standard_normal(n) * 10.0 ** random.integers(-3, 4, n)).astype("f4")
+                for n in (shape, (len(indices), *shape[1:]))
+            )
+            base[base < -1] = -0.0  # and rows that nothing is added to keep their sign
+            expected = base.copy()
+            for row, value in zip(indices, values, strict=True):
+                expected[row] += value
+            x, rows = library.array(base), library.array(values)
+            space = namespace_of(x)
+            assert same_bits(library.get(space.scatter_add(x, indices, rows)), expected)
+            assert same_bits(library.get(space.take(x, indices, shape[0])), base[list(indices)])
+            assert same_bits(library.get(x), base)
+
+
+def test_in_16_bits_every_addition_of_a_row_is_rounded():
+    def enter(x):
+        return Rounded(np.array(x, "f4"), "float16", rounding_to(np.float16))
+
+    total = namespace_of(np.ones(1)).scatter_add(enter([2048.0]), (0, 0), enter([1.0, 1.0]))
+    assert total.array.tolist() == [2048.0]  # 2050 were they added first
 
 
 @library_rows

@@ -264,3 +264,30 @@ def test_a_number_keeps_its_dtype_and_python_floats_give_way():
         assert (num(0.1) * 3.0).dtype is None
         assert (num.carrying(0.1, "bfloat16") * single).dtype == "float32"
         assert bool(single.x.low == flint.arb(rounded(0.1, FORMATS["float32"])))
+
+
+@settings(max_examples=200, derandomize=True, deadline=None)
+@given(terms=st.lists(finite, min_size=1, max_size=6), order=st.randoms())
+def test_a_scattered_sum_lies_inside_in_any_order(terms, order):
+    f = FORMATS["float32"]
+    shuffled = list(terms)
+    order.shuffle(shuffled)
+    value = shuffled[0]
+    for term in shuffled[1:]:
+        value = rounded(value + term, f)
+    with precision():
+        xp = Envelope()
+        base, rest = xp.array([terms[0], 7.0], "float32"), xp.array(terms[1:], "float32")
+        total, untouched = xp.scatter_add(base, (0,) * (len(terms) - 1), rest).elements
+        assert total.holds(value)
+        assert untouched == base.elements[1]
+
+
+def test_a_sum_of_two_is_as_narrow_as_one_addition():
+    with precision():
+        xp = Envelope()
+        x, y = xp.array([1.0], "float32"), xp.array([-1.0 + 2.0**-20], "float32")
+        assert xp.scatter_add(x, (0,), y).elements[0] == (x + y).elements[0]
+        three = xp.scatter_add(x, (0, 0), xp.array([0.1, 0.2], "float32")).elements[0]
+        assert three.holds(1.3)
+        assert not three.holds(1.3 + 2.0**-20)

@@ -1,9 +1,11 @@
 """The vectors of RMSprop have power: every single change of the documented rule is caught."""
 
 import json
+import math
 from functools import cache
 
 import jsonschema
+import numpy as np
 import pytest
 
 from refopt.interp.balls import Balls, Space, precision
@@ -15,44 +17,59 @@ from refopt.rules import rmsprop
 
 DOCUMENTED = rmsprop.PROFILES["documented"]
 VECTORS = {r.case.id: r for r in golden.load(vectors.path("rmsprop"))}
+RECORDED = {r.case.id: r for r in golden.recordings("rmsprop")}
 DOCUMENT = json.loads(vectors.path("rmsprop").read_text())
 KILLS = {case["id"]: set(case["kills"]) for case in DOCUMENT["cases"]}
 
-# What a case configures by its options and hyperparameters, and so is no mistake.
-CONFIGURED = {
-    *("decay=coupled", "variance=uncentered", "move=no-momentum", "average=none"),
-    *("correction=none", "objective=minimize", "idle=no-momentum", "idle=lr-inside"),
-}
 MUTANTS = [
     (axis, name)
     for axis, named in rmsprop.AXES.items()
     for name in named
-    if name not in equal(rmsprop, axis, DOCUMENTED.choices) and f"{axis}={name}" not in CONFIGURED
+    if name not in equal(rmsprop, axis, DOCUMENTED.choices)
 ]
+# Not the documented alternative itself, but equal to it over the reals: proved below.
+SAME = {
+    *("storage=float32-lr", "storage=float32-variables", "storage=float32-attributes"),
+    *("storage=float32-casts", "storage=float32-all", "scalars=float32", "scalars=native"),
+    *("schedule=float32", "second=square-of-scaled", "second=increment", "mean=increment"),
+    *("mean=lerp", "idle=lr-inside"),
+}
 
 
 @cache
-def caught(axis, name):
-    """The first float32 vector that calls a mutant, run on NumPy, a violation."""
+def caught(axis, name, dtype):
+    """The first vector of a dtype that calls a mutant, run on NumPy, a violation."""
     changed = {axis: rmsprop.AXES[axis][name]}
     for id_, recording in VECTORS.items():
-        if id_.endswith("f32") and f"{axis}={name}" in KILLS[id_]:
+        if id_.endswith(dtype) and f"{axis}={name}" in KILLS[id_]:
             run = numpy_run(recording.case, DOCUMENTED, changed)
             if judge(rmsprop, recording.case, run, DOCUMENTED, axes=False).status == VIOLATION:
                 return recording.case, run
     return None
 
 
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
 @pytest.mark.parametrize(("axis", "name"), MUTANTS)
-def test_a_mutant_is_a_violation_in_float32_and_is_named(axis, name):
-    found = caught(axis, name)
-    assert found is not None, f"no vector catches {axis}={name}"
+def test_a_mutant_is_a_violation_in_both_dtypes_and_is_named(axis, name, dtype):
+    found = caught(axis, name, dtype)
+    assert found is not None, f"no vector of {dtype} catches {axis}={name}"
     case, run = found
     assert ((axis, name),) in Judge(rmsprop, case, run, DOCUMENTED).named()
 
 
-def test_there_are_enough_mutants():
-    assert len(MUTANTS) >= 25
+def test_every_alternative_is_a_mutant_or_proved_the_same():
+    own = {(axis, choice) for axis, choice in DOCUMENTED.choices._asdict().items()}
+    others = {
+        f"{axis}={name}"
+        for axis, named in rmsprop.AXES.items()
+        for name, choice in named.items()
+        if (axis, choice) not in own
+    }
+    mutants = {f"{axis}={name}" for axis, name in MUTANTS}
+    assert others == mutants | SAME
+    assert not mutants & SAME
+    pairs = {f"{axis}={name}" for axis, *ends in EQUAL for name in ends}
+    assert pairs >= SAME
 
 
 def test_a_vector_agrees_with_itself_and_states_its_power():
@@ -111,3 +128,46 @@ def test_pairs_that_differ_in_rounding_alone_are_equal_over_the_reals(axis, a, b
             for p, q in zip(*ends, strict=True):
                 assert p.overlaps(q)
                 assert p.rel_accuracy_bits() > 150
+
+
+CLAMPED = DOCUMENTED._replace(choices=DOCUMENTED.choices._replace(variance=rmsprop.clamped))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "steps", "turned"),
+    [
+        ("float32", (136, 137), ([0, 2], [0, 1, 2])),
+        ("float64", (328, 329), ([0, 2, 3], [0, 1, 2, 3])),
+    ],
+)
+def test_constant_gradients_show_what_clamping_changes(dtype, steps, turned):
+    case = VECTORS[f"rmsprop.vector.centered-constant-500.f{dtype[-2:]}"].case
+    plain, clamped = (numpy_run(case, profile) for profile in (DOCUMENTED, CLAMPED))
+    for t, elements in zip((*steps, 500), (*turned, turned[-1]), strict=True):
+        ours, theirs = plain.steps[t], clamped.steps[t]
+        assert (ours["v"], ours["a"]) == (theirs["v"], theirs["a"])
+        for j, (x, y) in enumerate(zip(ours["param"][0], theirs["param"][0], strict=True)):
+            assert math.isfinite(y)
+            assert math.isnan(x) if j in elements else x == y
+    # the last to turn: the step that its clamped variance of zero gives
+    before, after = (np.array(clamped.steps[t]["param"][0][1], dtype) for t in steps)
+    lr, epsilon, g = (np.array(x, dtype) for x in (0.05, 0.01, case.gradients(1)[0][1]))
+    assert after == before - lr * (g / epsilon)
+    # rounding explains NaN in the documented form, and not in the clamped one
+    first = {
+        (profile.choices.variance, run is plain): judge(
+            rmsprop, case, run, profile, axes=False
+        ).first
+        for profile in (DOCUMENTED, CLAMPED)
+        for run in (plain, clamped)
+    }
+    found = first.pop((rmsprop.clamped, True))
+    assert (found.step, found.quantity, math.isnan(found.observed)) == (steps[0], "param", True)
+    assert set(first.values()) == {None}
+
+
+def test_a_release_has_the_nan_that_the_documented_form_has():
+    for dtype in ("f32", "f64"):
+        recording = RECORDED[f"rmsprop.torch.centered-constant-500.{dtype}"]
+        for run in recording.runs.values():
+            assert any(math.isnan(x) for x in run.steps[500]["param"][0])

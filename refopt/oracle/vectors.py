@@ -51,7 +51,7 @@ INPUTS: dict[str, dict[str, tuple[str, ...]]] = {
             *("schedule-restarts-even", "schedule-polynomial-cycle", "schedule-momentum"),
             *("sparse-repeated", "sparse-repeated-momentum", "sparse-centered-momentum"),
         ),
-        "torch": ("weight-decay-l2", "maximize", "none-at-odd-steps"),
+        "torch": ("weight-decay-l2", "maximize", "none-at-odd-steps", "centered-constant-500"),
         "optax": ("bias-correction", "nesterov"),
     },
 }
