@@ -1,0 +1,304 @@
+"""The verdict on a run of an optimizer of layers (THOR): factors, inverses, and what follows them.
+
+Each step is judged from what the run shows of the step before, and inside a step from what it shows
+of that step: an inverse that it shows is what the envelope of its gradient begins with (ENV-17).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from refopt.interp.arrays import Floats, namespace_of
+from refopt.interp.balls import precision
+from refopt.interp.bands import Band, Bands
+from refopt.interp.envelope import ROUNDINGS, ShapeError
+from refopt.oracle.golden import Case, Run, Tensor
+from refopt.oracle.verdict import FORCED, Check, Judge
+from refopt.typing import Profile
+
+Key = tuple[int, str, int]  # step, quantity, parameter (of a layer: its weight)
+
+
+class Memory(NamedTuple):
+    """What is carried from step to step, one entry a parameter."""
+
+    params: list[Any]
+    states: list[Any]
+    clocks: list[Any]
+
+
+class Arrays:
+    """NumPy arrays, in the dtypes of a case."""
+
+    def __init__(self) -> None:
+        self.numbers = Floats()
+
+    def array(self, values: Any, dtype: str) -> Any:
+        """The values in a dtype."""
+        return np.asarray(values, dtype)
+
+
+class Layered:
+    """One case under one record of choices, on ranges or on arrays.
+
+    `changed`: choices put in place of the profile's own. `shown`: what a run has of each quantity,
+    which is taken in place of what was computed.
+    """
+
+    def __init__(
+        self,
+        rule: ModuleType,
+        case: Case,
+        profile: Profile,
+        changed: dict[str, Any] | None = None,
+        *,
+        space: Any,
+        shown: dict[Key, Any] | None = None,
+    ) -> None:
+        self.rule, self.case, self.profile, self.space = rule, case, profile, space
+        self.net = [*case.layers.values()]
+        hypers = self.hypers()
+        decays = next((h for h in hypers if h.weight_decay != 0), hypers[0])
+        self.choices = self.configured(decays)._replace(**(changed or {}))
+        self.shown = shown or {}
+
+    def hypers(self) -> list[Any]:
+        """The hyperparameters of each parameter."""
+        own = {i: overrides for members, overrides in self.case.groups for i in members}
+        return [
+            self.profile.hyper._replace(
+                **{q: tuple(x) if isinstance(x, list) else x for q, x in named.items()}
+            )
+            for i in range(len(self.case.params))
+            for named in [{**self.case.hyper, **own[i]}]
+        ]
+
+    def configured(self, hyper: Any) -> Any:
+        """The profile's choices for the case's options."""
+        return self.rule.configured(self.profile.choices, hyper, self.case.options)
+
+    def steps(self) -> Iterator[tuple[int, dict[Key, Any], Memory]]:
+        """(step, what is computed in it by quantity, what is carried after it)."""
+        case, rule, num = self.case, self.rule, self.space.numbers
+        params = [
+            self.space.array(np.reshape(values, shape), dtype)
+            for values, shape, dtype in zip(case.params, case.shapes, case.dtypes, strict=True)
+        ]
+        xp = self.space if isinstance(self.space, Bands) else namespace_of(*params)
+        pairs = [rule.init(p, self.choices, xp=xp, num=num) for p in params]
+        memory = Memory(params, [state for state, _ in pairs], [clock for _, clock in pairs])
+        hypers = self.hypers()
+        settled = [rule.settle(h, self.choices, num=num) for h in hypers]
+        for t in range(1, case.steps + 1):
+            params, states, clocks = memory
+            grads = [
+                self.space.array(np.reshape(values, shape), dtype)
+                for values, shape, dtype in zip(
+                    case.gradients(t), case.shapes, case.dtypes, strict=True
+                )
+            ]
+            ticked = rule.ticks(params, grads, clocks, hypers, self.choices, num=num)
+            scalars = [s for s, _ in ticked]
+            given = [self._given(t, layer, s) for layer, s in self._with(scalars)]
+            fresh = rule.refresh(self.net, given, states, scalars, settled, self.choices, xp=xp)
+            computed: dict[Key, Any] = {}
+            for layer, new in zip(self.net, fresh, strict=True):
+                if new is not None:
+                    values = (*new.factors[:2], *new.inverse[:2], new.inverse.stale)
+                    names = ("A", "G", "a_inverse", "g_inverse", "scale")
+                    computed |= {
+                        (t, q, layer.params[0]): x
+                        for q, x in zip(names, values, strict=True)
+                        if x is not None
+                    }
+            fresh = [self._as_shown(t, *pair) for pair in zip(self.net, fresh, strict=True)]
+            quantities, states, clocks = rule.update(
+                *(params, grads, states, clocks, hypers, self.choices),
+                xp=xp,
+                num=num,
+                net=self.net,
+                fresh=fresh,
+                ticked=ticked,
+            )
+            for i, q in enumerate(quantities):
+                computed |= {
+                    (t, "t", i): clocks[i].t,
+                    (t, "gradient", i): q.gradient,
+                    (t, "m", i): q.m,
+                    (t, "param", i): q.param,
+                }
+            params = [self._shown(t, "param", i, q.param) for i, q in enumerate(quantities)]
+            states = [s._replace(m=self._shown(t, "m", i, s.m)) for i, s in enumerate(states)]
+            memory = Memory(params, states, clocks)
+            yield t, computed, memory
+
+    def _with(self, scalars: list[Any]) -> Iterator[tuple[tuple[str, Any], Any]]:
+        return zip(self.case.layers.items(), (scalars[x.params[0]] for x in self.net), strict=True)
+
+    def _given(self, t: int, named: tuple[str, Any], scalars: Any) -> Any:
+        """What a layer saw at a step that refreshes, or its factors; None where there is none."""
+        name, layer = named
+        found = self.case.statistics.get(t, {}).get(name) if scalars.refresh else None
+        if found is None:
+            return None
+        dtype = self.case.dtypes[layer.params[0]]
+        arrays = {
+            q: np.asarray(x.values, np.int64).reshape(x.shape)
+            if x.dtype.startswith(("int", "uint"))
+            else self.space.array(np.reshape(x.values, x.shape), dtype)
+            for q, x in found.items()
+        }
+        if "ds" in arrays:
+            return self.rule.Statistics(arrays["a"], arrays["ds"])
+        norms = [float(found[q].values[0]) if q in found else 1.0 for q in ("a_norm", "g_norm")]
+        return self.rule.Factors(arrays["A"], arrays["G"], *norms)
+
+    def _as_shown(self, t: int, layer: Any, new: Any) -> Any:
+        """What a refresh gives, with what the run shows of it in its place."""
+        if new is None:
+            return None
+        w = layer.params[0]
+        factors = new.factors._replace(
+            A=self._shown(t, "A", w, new.factors.A), G=self._shown(t, "G", w, new.factors.G)
+        )
+        inverse = new.inverse._replace(
+            A=self._shown(t, "a_inverse", w, new.inverse.A),
+            G=self._shown(t, "g_inverse", w, new.inverse.G),
+        )
+        return new._replace(factors=factors, inverse=inverse)
+
+    def _shown(self, t: int, quantity: str, i: int, computed: Any) -> Any:
+        values = self.shown.get((t, quantity, i))
+        if values is None:
+            return computed
+        return self.space.array(_blocks(values, computed.shape), computed.dtype)
+
+
+def _blocks(values: Any, shape: tuple[int, ...]) -> Any:
+    """What a run shows, in the shape of what was computed; a matrix of blocks as its blocks."""
+    if values.ndim == 2 and len(shape) == 3 and values.size != np.prod(shape):
+        count, size, _ = shape
+        if count * size >= len(values) > (count - 1) * size:
+            whole = np.eye(count * size)
+            whole[: len(values), : len(values)] = values
+            tiles = whole.reshape(count, size, count, size)
+            return tiles[np.arange(count), :, np.arange(count), :]
+    if values.size != np.prod(shape):
+        msg = f"an array of shape {values.shape} is required, got {shape}"
+        raise ShapeError(msg)
+    return np.reshape(values, shape)
+
+
+def observed(rule: ModuleType, case: Case, run: Run) -> dict[Key, Any]:
+    """Everything that a run shows, by step, quantity and parameter."""
+    found: dict[Key, Any] = {
+        (t, q, i): np.asarray(values, np.float64)
+        for t, columns in run.steps.items()
+        for q, column in columns.items()
+        for i, values in enumerate(column)
+        if values is not None
+    }
+    for t, by_quantity in run.factors.items():
+        for q, by_layer in by_quantity.items():
+            for name, tensor in by_layer.items():
+                key = (t, q, case.layers[name].params[0])
+                found[key] = np.reshape(tensor.values, tensor.shape)
+    return found
+
+
+def numpy_run(
+    rule: ModuleType, case: Case, profile: Profile, changed: dict[str, Any] | None = None
+) -> Run:
+    """Run a case by the rule of a profile; `changed`: choices put in place of what it asks for."""
+    wanted = case.source.get("record") or range(1, case.steps + 1)
+    steps: dict[int, Any] = {}
+    factors: dict[int, Any] = {}
+    names = {layer.params[0]: name for name, layer in case.layers.items()}
+    with np.errstate(all="ignore"):
+        for t, computed, _ in Layered(rule, case, profile, changed, space=Arrays()).steps():
+            if t not in wanted:
+                continue
+            steps[t], factors[t] = {}, {}
+            for (_, q, i), x in computed.items():
+                array = np.asarray(x)
+                if q in ("t", "gradient", "m", "param"):
+                    values = [float(value) for value in array.ravel()]
+                    steps[t].setdefault(q, [None] * len(case.params))[i] = values
+                else:
+                    tensor = Tensor(case.dtypes[i], array.shape, [float(v) for v in array.ravel()])
+                    factors[t].setdefault(q, {})[names[i]] = tensor
+    dtypes = dict.fromkeys(("gradient", "m", "param"), case.dtypes)
+    dtypes["t"] = ["float64"] * len(case.params)
+    return Run(profile.name, steps, dtypes, None, None, factors)
+
+
+class LayerJudge(Judge):
+    """One run against one profile, and against that profile with choices changed."""
+
+    def __init__(
+        self,
+        rule: ModuleType,
+        case: Case,
+        run: Run,
+        profile: Profile,
+        *,
+        k: int = ROUNDINGS,
+        flush: bool | None = None,
+    ) -> None:
+        self.rule, self.case, self.run, self.profile, self.k = rule, case, run, profile, k
+        self.flush = False if flush is None else flush
+        self._bounded = None
+        self._observed = observed(rule, case, run)
+
+    def holds(self, changed: dict[str, Any]) -> bool:
+        """As `Judge.holds`, a whole array at a time."""
+        with precision():
+            try:
+                for key, band, values in self._compared(changed):
+                    inside = (values >= band.low) & (values <= band.high)
+                    bounded = np.isfinite(band.low)
+                    for (j,) in np.argwhere(bounded & ~inside):
+                        if self._bounded is None or (*key, int(j)) in self._bounded:
+                            return False
+            except (ShapeError, IndexError):  # blocks of another size; no value for this step
+                return False
+        return True
+
+    def _settings(self) -> list[tuple[Any, Any]]:
+        layered = Layered(self.rule, self.case, self.profile, space=Bands(self.k))
+        return [(hyper, layered.configured(hyper)) for hyper in layered.hypers()]
+
+    def _matters(self, axis: str) -> bool:
+        matters = self.rule.MATTERS.get(axis)
+        kinds = {layer.kind for layer in self.case.layers.values()}
+        return matters is None or matters(kinds, [hyper for hyper, _ in self._settings()])
+
+    def _checks(self) -> Iterator[Check]:
+        return self._forced({})
+
+    def _forced(self, changed: dict[str, Any]) -> Iterator[Check]:
+        for (t, q, i), band, values in self._compared(changed):
+            pairs = zip(values, band.intervals(), strict=True)
+            for j, (value, interval) in enumerate(pairs):
+                yield Check(t, q, i, j, float(value), interval, FORCED)
+
+    def _compared(self, changed: dict[str, Any]) -> Iterator[tuple[Key, Band, Any]]:
+        """Every quantity that the run shows: its envelope beside its elements, flat."""
+        space = Bands(self.k)
+        layered = Layered(
+            *(self.rule, self.case, self.profile, changed), space=space, shown=self._observed
+        )
+        last = max(self.run.steps)
+        for t, computed, _ in layered.steps():
+            for key, x in computed.items():
+                values = self._observed.get(key)
+                if values is None:
+                    continue
+                band = x if isinstance(x, Band) else space.beside(x)
+                yield key, space.reshape(band, (-1,)), _blocks(values, band.shape).reshape(-1)
+            if t == last:
+                break
