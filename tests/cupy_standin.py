@@ -93,6 +93,7 @@ class ndarray:  # noqa: N801
     size = property(lambda self: self._host.size)
     strides = property(lambda self: self._host.strides)
     flags = property(lambda self: self._host.flags)
+    __cuda_array_interface__ = property(lambda self: self._host.__array_interface__)
     T = property(lambda self: _device(self._host.T))
     real = property(
         lambda self: _device(self._host.real),

@@ -212,6 +212,29 @@ def test_handles_have_ids_of_their_own_and_keep_no_optimizer_alive():
     handles[1].remove()
 
 
+def test_a_copied_handle_is_one_for_the_same_hooks_and_a_deep_copy_for_none():
+    optimizer, _ = made()
+    ran = []
+    handle = optimizer.register_step_pre_hook(lambda *_: ran.append(1))
+    deep = copy.deepcopy(handle)
+    deep.remove()
+    optimizer.step()
+    copy.copy(handle).remove()
+    optimizer.step()
+    assert (ran, deep.id) == ([1], handle.id)
+
+
+def test_a_handle_can_be_pickled_with_and_without_its_optimizer():
+    optimizer, _ = made()
+    handles = [optimizer.register_step_pre_hook(len), made()[0].register_step_post_hook(len)]
+    gc.collect()
+    for handle in handles:
+        again = pickle.loads(pickle.dumps(handle))
+        again.remove()
+        assert again.id == handle.id
+    assert len(optimizer._step_pre_hooks) == 1
+
+
 def test_a_hook_may_remove_itself_while_it_runs():
     optimizer, _ = made()
     ran = []

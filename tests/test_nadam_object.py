@@ -9,6 +9,8 @@ from backends import LIBRARIES, same_bits
 
 import refopt
 from refopt.interp.arrays import Device, Floats, dtype_name, init, run
+from refopt.optim import parameter as optim_parameter
+from refopt.oracle import spec
 from refopt.rules import nadam as rule
 from refopt.rules.nadam import PROFILES
 
@@ -64,13 +66,14 @@ def snapshot(optimizer):
         ({"lr": float("nan")}, ValueError, "lr: .* got nan"),
         ({"lr": np.ones(2)}, ValueError, r"lr: an array of one element .* got shape \(2,\)"),
         ({"lr": np.array([-1.0])}, ValueError, "lr: "),
-        ({"lr": "0.1"}, TypeError, "'>=' not supported"),
+        ({"lr": np.array([1j])}, TypeError, "lr: a number is required"),
         ({"eps": -1e-8}, ValueError, "eps: a number >= 0"),
         ({"betas": (1.0, 0.9)}, ValueError, r"betas\[0\]: a number in \[0, 1\) .* got 1.0"),
         ({"betas": (0.9, -0.1)}, ValueError, r"betas\[1\]: a number in \[0, 1\)"),
         ({"betas": (0.9, float("nan"))}, ValueError, r"betas\[1\]"),
-        ({"betas": (0.9,)}, IndexError, "index out of range"),
-        ({"betas": 0.9}, TypeError, "not subscriptable"),
+        ({"betas": (0.9,)}, IndexError, r"betas: two numbers are required, got \(0.9,\)"),
+        ({"betas": 0.9}, TypeError, "betas: two numbers are required, got 0.9"),
+        ({"betas": None}, TypeError, "betas: two numbers are required, got None"),
         ({"weight_decay": -0.1}, ValueError, "weight_decay: a number >= 0"),
         ({"momentum_decay": -0.1}, ValueError, "momentum_decay: a number >= 0"),
         ({"profile": "torch"}, ValueError, "profile: one of documented, torch-2.13.*got 'torch'"),
@@ -551,6 +554,13 @@ def bad_gradient(value):
         (bad_state("exp_avg_sq", np.ones(3, "f4")), TypeError, "state 'exp_avg_sq': dtype"),
         (bad_state("exp_avg", [0.0] * 3), TypeError, "state 'exp_avg': an array .* got list"),
         (bad_state("step", np.ones(3)), ValueError, "state 'step': one number"),
+        (bad_state("step", np.array(1j)), TypeError, "state 'step': a floating-point number"),
+        (bad_state("mu_product", np.array(1)), TypeError, "'mu_product': a floating-point .* int"),
+        (
+            bad_state("exp_avg", np.lib.stride_tricks.as_strided(np.ones(1), (3,), (0,))),
+            RuntimeError,
+            "state 'exp_avg': memory for each element is required",
+        ),
         (lambda o, p: o.state[p].pop("mu_product"), KeyError, "state 'mu_product' is required"),
     ],
 )
@@ -572,11 +582,11 @@ def test_a_failed_step_names_the_parameter_and_changes_nothing(spoil, error, mes
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"betas": (0.9, 0.9, 0.9)}, ValueError, "betas: two numbers are required, got"),
-        ({"betas": (0.9, "x")}, TypeError, r"betas\[1\]: a number is required, got 'x'"),
-        ({"lr": "0.1"}, TypeError, "lr: a number is required, got '0.1'"),
-        ({"eps": None}, TypeError, "eps: a number is required, got None"),
-        ({"weight_decay": "1"}, TypeError, "weight_decay: a number"),
+        ({"betas": (0.9, "x")}, TypeError, r"group 1: betas\[1\]: a number is required, got 'x'"),
+        ({"lr": "0.1"}, TypeError, "group 1: lr: a number is required, got '0.1'"),
+        ({"lr": np.ones(2)}, ValueError, r"group 1: lr: an array of one element .* got shape \(2,"),
+        ({"eps": None}, TypeError, "group 1: eps: a number is required, got None"),
+        ({"weight_decay": "1"}, TypeError, "group 1: weight_decay: a number"),
         ({"momentum_decay": 1j}, TypeError, "momentum_decay: a number"),
         ({"foreach": True, "differentiable": True}, AssertionError, "foreach=False is required"),
     ],
@@ -592,6 +602,17 @@ def test_a_bad_option_is_named_at_the_step_which_changes_nothing(options, error,
     assert snapshot(optimizer) == before
     b.grad = None
     assert optimizer.step() is None  # options of a group without gradients are not read
+
+
+@pytest.mark.parametrize("grad", [0.5, None])
+@pytest.mark.parametrize(
+    ("betas", "error"),
+    [((0.9, 0.9, 0.9), ValueError), ((0.9,), ValueError), (None, TypeError), (0.9, TypeError)],
+)
+def test_betas_that_are_not_two_are_named_with_a_gradient_or_without(betas, error, grad):
+    optimizer = refopt.NAdam([{"params": [parameter(grad=grad)], "betas": betas}])
+    with pytest.raises(error, match="group 0: betas: two numbers are required, got"):
+        optimizer.step()
 
 
 def test_a_gradient_of_another_library_is_named(library):
@@ -629,7 +650,197 @@ def test_a_decoupled_decay_that_a_profile_lacks_is_refused():
         optimizer.step()
 
 
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize(
+    ("capturable", "fails"), [(False, "data"), (True, "data"), (True, "exp_avg_sq")]
+)
+def test_what_a_step_has_written_is_taken_back_when_a_later_write_fails(
+    monkeypatch, capturable, fails, error
+):
+    a, b, c = parameter(), parameter(grad=None), parameter()
+    optimizer = refopt.NAdam([("a", a), ("b", b), ("weight", c)], capturable=capturable)
+    optimizer.step()
+    b.grad = a.grad
+    before = snapshot(optimizer)
+    held = [a.data, c.data, *optimizer.state[a].values()]
+    target, write = c.data if fails == "data" else optimizer.state[c][fails], optim_parameter.write
+    broken = []
+
+    def writing(x, value):
+        if x is target and not broken:
+            broken.append(snapshot(optimizer))
+            raise error
+        return write(x, value)
+
+    monkeypatch.setattr(optim_parameter, "write", writing)
+    with pytest.raises(error) as caught:
+        optimizer.step()
+    note = "group 0, parameter 2 (weight): not written; the step has changed nothing"
+    assert caught.value.__notes__ == [note]
+    assert snapshot(optimizer) == before != broken[0]
+    assert b not in optimizer.state
+    now = [a.data, c.data, *optimizer.state[a].values()]
+    assert all(x is y for x, y in zip(held, now, strict=True))
+
+
+@pytest.mark.torch
+def test_a_view_that_torch_lets_nobody_write_undoes_the_step_and_keeps_the_graph():
+    import torch
+
+    start = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    first = start * 2
+    view, _ = (torch.ones(2, 3, dtype=torch.float64, requires_grad=True) * 1).unbind()
+    first.grad = view.grad = torch.ones(3, dtype=torch.float64)
+    optimizer = refopt.NAdam([first, view], differentiable=True)
+    with pytest.raises(RuntimeError, match="parameter 1: not written; the step has changed"):
+        optimizer.step()
+    assert not optimizer.state
+    assert (first.tolist(), view.tolist()) == ([2.0] * 3, [1.0] * 3)
+    first.sum().backward()
+    assert start.grad.tolist() == [2.0] * 3
+
+
+# -- memory that parameters share -----------------------------------------------------------------
+
+
+def test_parameters_that_share_memory_are_named_and_nothing_changes(library):
+    if library.name in ("jax", "dask", "numpy-read-only", "strict-device1", "strict-device2"):
+        pytest.skip(f"views of {library.name} cannot be written, or share nothing")
+    whole = library.array(np.arange(12.0), "float64")
+    halves = [refopt.Parameter(whole[:7], name="left"), refopt.Parameter(whole[6:], name="right")]
+    for half in halves:
+        half.grad = library.like(np.ones(half.shape), half.data)
+    optimizer = refopt.NAdam(halves)
+    message = r"parameter 1 \(right\): memory of its own .* group 0, parameter 0 \(left\)"
+    with pytest.raises(ValueError, match=message):
+        optimizer.step()
+    assert same_bits(library.get(whole), np.arange(12.0))
+    assert not optimizer.state
+    halves[0].grad = None
+    optimizer.step()
+    assert not same_bits(library.get(whole)[6:], np.arange(6.0, 12.0))
+
+
+def test_views_without_a_common_element_step_as_if_they_were_alone(library):
+    if library.name in ("jax", "dask", "numpy-read-only"):
+        pytest.skip(f"views of {library.name} cannot be written")
+    whole = library.array(START, "float64")
+    views = [whole[:, ::2], whole[:, 1::2]]
+    params = [refopt.Parameter(view) for view in views]
+    for param in params:
+        param.grad = library.like(np.ones((3, 2)), param.data)
+    refopt.NAdam(params, lr=0.05).step()
+    alone, _ = trained(library, START, [np.ones((3, 4))])
+    assert same_bits(library.get(whole), library.get(alone.data))
+
+
+@pytest.mark.parametrize("layout", ["C", "F", "strided"])
+@pytest.mark.parametrize("options", [{}, {"differentiable": True}])
+def test_a_parameter_keeps_its_layout_and_one_that_is_replaced_its_order(library, layout, options):
+    if library.strides is None:
+        pytest.skip(f"{library.name} has no strides")
+    param = refopt.Parameter(library.array(START, "float64", layout))
+    replaced = options or library.name == "numpy-read-only"
+    gaps = layout == "strided" and replaced
+    want = (4, 1) if gaps else library.strides(param.data)
+    param.grad = library.array(GRADIENTS[0], "float64", "F" if layout == "C" else "C")
+    refopt.NAdam([param], **options).step()
+    assert library.strides(param.data) == want
+
+
 # -- flags ----------------------------------------------------------------------------------------
+
+
+def effect_default(library, options):
+    param, optimizer = trained(library, START, GRADIENTS, steps=2, **options)
+    assert not same_bits(library.get(param.data), START)
+    assert float(optimizer.state[param]["step"]) == 2.0
+    assert getattr(param.data, "grad_fn", None) is None
+
+
+def effect_same(library, options):
+    got, want = (trained(library, START, GRADIENTS, steps=3, **o)[0] for o in (options, {}))
+    assert same_bits(library.get(got.data), library.get(want.data))
+
+
+def effect_counters(library, options):
+    param, optimizer = trained(library, START, GRADIENTS, steps=2, **options)
+    for key, value in [("step", 2.0), ("mu_product", None)]:
+        counter = optimizer.state[param][key]
+        assert type(counter) is type(param.data)
+        assert (dtype_name(counter), tuple(counter.shape)) == ("float32", ())
+        assert value is None or float(library.get(counter)) == value
+
+
+def effect_waitless(library, options):
+    import cupy_standin
+
+    before = cupy_standin.ndarray.syncs
+    effect_counters(library, options)
+    assert cupy_standin.ndarray.syncs == before
+
+
+def effect_gradients(library, options):
+    def after(start, grad):
+        param = refopt.Parameter(start)
+        param.grad = grad
+        refopt.NAdam([param], lr=0.1, **options).step()
+        return param.data.sum()
+
+    start, grad = (library.array(x, "float64") for x in (START, GRADIENTS[0]))
+    if library.name == "jax":
+        import jax
+
+        of_start, of_grad = jax.grad(after, (0, 1))(start, grad)
+    else:
+        inputs = [x.clone().requires_grad_() for x in (start, grad)]
+        after(*inputs).backward()
+        of_start, of_grad = (x.grad for x in inputs)
+    assert (library.get(of_start) == 1).all()
+    assert (library.get(of_grad) != 0).any()
+
+
+def effect_assertion_error(library, options):
+    param = refopt.Parameter(library.array(START))
+    param.grad = library.array(GRADIENTS[0])
+    optimizer = refopt.NAdam([param], **options)
+    with pytest.raises(AssertionError, match=r"group 0, parameter 0: foreach=False is required"):
+        optimizer.step()
+    assert not optimizer.state
+    assert same_bits(library.get(param.data), START.astype("f4"))
+
+
+EFFECTS = {
+    "default": effect_default,
+    "same": effect_same,
+    "counters": effect_counters,
+    "waitless": effect_waitless,
+    "gradients": effect_gradients,
+    "AssertionError": effect_assertion_error,
+}
+COLUMNS = {"numpy": "numpy", "cupy": "cupy-standin", "torch": "torch", "jax": "jax"}
+
+
+@pytest.mark.parametrize(
+    ("row", "column", "make"),
+    [
+        pytest.param(row, column, p.values[0], marks=p.marks, id=f"{column}-{row['given']}")
+        for row in spec.load("nadam")["options"]
+        for column, name in COLUMNS.items()
+        for p in LIBRARIES
+        if p.id == name
+    ],
+)
+def test_an_option_does_on_each_library_what_the_specification_says(row, column, make):
+    library = make()
+    with library.session():
+        EFFECTS[row[column]](library, row["given"])
+
+
+def test_every_effect_of_the_specification_has_a_test():
+    data = spec.load("nadam")
+    assert {*data["effects"], "AssertionError"} == EFFECTS.keys()
+    assert all(row.keys() == {"given", *COLUMNS} for row in data["options"])
 
 
 @pytest.mark.parametrize("flag", ["foreach", "capturable", "differentiable"])
@@ -758,3 +969,25 @@ def test_an_inference_tensor_is_refused_before_anything_moves():
         optimizer.step()
     assert first.data.tolist() == [1.0, 1.0]
     assert not optimizer.state
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("row", [p for p in LIBRARIES if p.id in ("numpy", "torch")])
+def test_a_scheduler_of_torch_takes_a_subclass_of_both(row):
+    import torch
+
+    class NAdam(refopt.NAdam, torch.optim.Optimizer):
+        pass
+
+    library = row()
+    param = refopt.Parameter(library.array(START))
+    optimizer = NAdam([param], lr=0.5)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    rates = []
+    for grad in GRADIENTS[:5]:
+        rates.append(optimizer.param_groups[0]["lr"])
+        param.grad = library.array(grad)
+        optimizer.step()
+        scheduler.step()
+    assert rates == [0.5, 0.5, 0.25, 0.25, 0.125]
+    assert float(optimizer.state[param]["step"]) == 5.0

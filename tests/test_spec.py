@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import math
 import re
 from collections import Counter
 from itertools import product
@@ -9,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 import refopt
@@ -20,15 +22,19 @@ ROOT = Path(__file__).parent.parent
 KINDS = {"FORMULA", "ORDER", "INIT", "DEFAULT", "SCHEDULE", "STATE", "ERROR", "AXIS"}
 NUMERIC = {"FORMULA", "INIT", "SCHEDULE", "AXIS"}
 
-BESIDE = {"nadam": [], "rmsprop": [clip, average, schedules]}
+BESIDE = {"nadam": [], "rmsprop": [clip, average, schedules], "thor": []}
 """What a rule calls: its formulas are clauses of the same specification."""
 
-RULE_SECTIONS = {"nadam": range(2, 13), "rmsprop": range(2, 11)}
+RULE_SECTIONS = {"nadam": range(2, 13), "rmsprop": range(2, 11), "thor": range(2, 10)}
 """The sections that a rule has to meet as a whole; the later ones are the object's."""
 
 NO_EQUATION = {
     "nadam": {"start", "counter"},
     "rmsprop": {"start", "counter", "missing", "clip", "average_start", "average"},
+    "thor": {
+        *("past_end", "frequency", "decayed", "patches", "conv", "lookup", "reduction", "pair"),
+        *("stale", "beside_conv", "nesterov"),
+    },
 }
 """Axes whose differences lie in no equation of a step."""
 
@@ -42,7 +48,7 @@ class Specified:
     def __init__(self, optimizer: str) -> None:
         self.optimizer = optimizer
         self.data = spec.load(optimizer)
-        self.rule: ModuleType = spec.RULES[optimizer]
+        self.rule: ModuleType = spec.SPECIFIED[optimizer]
         self.clauses = {clause["id"]: clause for clause in self.data["clauses"]}
         self.alternatives = {
             alternative["clause"]: (axis, name)
@@ -71,7 +77,7 @@ class Specified:
         raise AssertionError(name)
 
 
-EACH = {optimizer: Specified(optimizer) for optimizer in spec.RULES}
+EACH = {optimizer: Specified(optimizer) for optimizer in spec.SPECIFIED}
 each = pytest.mark.parametrize("s", EACH.values(), ids=EACH)
 every = pytest.mark.parametrize(
     ("s", "axis", "name"),
@@ -292,6 +298,7 @@ def test_the_functions_beside_a_rule_are_the_documented_ones(
 @each
 def test_names_with_a_symbol_are_fields_of_the_rule(s: Specified) -> None:
     records = {
+        "factors": getattr(s.rule, "Factors", s.rule.State),
         "state": s.rule.State,
         "clock": s.rule.Clock,
         "next": s.rule.Clock,
@@ -300,7 +307,7 @@ def test_names_with_a_symbol_are_fields_of_the_rule(s: Specified) -> None:
         "quantities": s.rule.Quantities,
     }
     names = {f"{label}.{f}" for label, record in records.items() for f in record._fields}
-    names |= {"param", "grad", "rows", "decayed.p"}
+    names |= {"param", "grad", "rows", "decayed.p", "a", "ds"}
     assert {*s.data["inputs"], *s.data["quantities"]} <= names
 
 
@@ -382,3 +389,71 @@ def test_the_object_has_the_defaults_of_the_specification(s: Specified) -> None:
         else:
             stated[name] = default
     assert coded == stated
+
+
+def tried(h: dict[str, Any]) -> list[tuple[Any, str | None]]:
+    """Values of a hyperparameter, on both sides of every end of its range, and their errors."""
+    ends, kind, error = h["range"], h["error"]["type"], h["error"].get("range")
+    values = [(math.nan, error), ("1", kind), (None, kind if "default" in h else None)]
+    if "whole" in ends:
+        least = ends["least"]
+        return [*values, (least, None), (least - 1, error), (least + 0.5, error), (True, error)]
+    values += [(1j, kind), (np.ones(2), h["error"].get("size", kind)), (0.5, None)]
+    if "least" in ends:
+        values += [(ends["least"], None), (math.nextafter(ends["least"], -math.inf), error)]
+    if "most" in ends:
+        values += [(ends["most"], None), (math.nextafter(ends["most"], math.inf), error)]
+    if "below" in ends:
+        values += [(math.nextafter(ends["below"], -math.inf), None), (ends["below"], error)]
+    bounded = "most" in ends or "below" in ends
+    return [*values, (math.inf, error if bounded else None)]
+
+
+def built(s: Specified, h: dict[str, Any], value: Any) -> Any:
+    """The object with this value of a hyperparameter."""
+    name, _, place = h["keyword"].partition("[")
+    if place:
+        pair = list(inspect.signature(OBJECTS[s.optimizer]).parameters[name].default)
+        pair[int(place.rstrip("]"))] = value
+        value = tuple(pair)
+    arguments = {name: value, **h.get("given", {})}
+    if s.optimizer == "nadam":
+        arguments["params"] = [refopt.Parameter(1.0)]
+    return OBJECTS[s.optimizer](**arguments)
+
+
+@pytest.mark.parametrize(
+    ("s", "h", "value", "error"),
+    [
+        pytest.param(s, h, value, error, id=f"{optimizer}-{name}-{value}")
+        for optimizer, s in EACH.items()
+        for name, h in s.data["hyperparameters"].items()
+        for value, error in tried(h)
+    ],
+)
+def test_the_object_takes_the_range_of_the_specification_and_names_what_is_out_of_it(
+    s: Specified, h: dict[str, Any], value: Any, error: str | None
+) -> None:
+    if error is None:
+        assert isinstance(built(s, h, value), OBJECTS[s.optimizer])
+        return
+    with pytest.raises((TypeError, ValueError), match=f"^{re.escape(h['keyword'])}: ") as caught:
+        built(s, h, value)
+    assert type(caught.value).__name__ == error
+
+
+@pytest.mark.parametrize(
+    ("s", "h", "other", "error"),
+    [
+        pytest.param(s, h, other, error, id=f"{optimizer}-{name}-{other}")
+        for optimizer, s in EACH.items()
+        for name, h in s.data["hyperparameters"].items()
+        for other, error in h.get("excludes", {}).items()
+    ],
+)
+def test_what_the_specification_excludes_is_refused_together(
+    s: Specified, h: dict[str, Any], other: str, error: str
+) -> None:
+    with pytest.raises((TypeError, ValueError), match=h["keyword"]) as caught:
+        OBJECTS[s.optimizer](**{h["keyword"]: 1.0, other: 1.0})
+    assert type(caught.value).__name__ == error

@@ -294,6 +294,43 @@ def test_numbers_in_the_place_of_counters_become_arrays(library):
             assert (counter.dtype, counter.shape, float(counter)) == (dtype, (), value)
 
 
+@pytest.mark.parametrize("counter", [3, np.array(3), np.array([3.0]), np.array([[3]])])
+@pytest.mark.parametrize("capturable", [False, True])
+def test_a_loaded_counter_is_one_floating_point_number(library, counter, capturable):
+    param, optimizer = made(library, momentum_decay=0.0)
+    given = saved(0, momentum_decay=0.0, betas=(0.5, 0.9), capturable=capturable)
+    given["state"][0].update(step=counter, mu_product=counter)
+    optimizer.load_state_dict(given)
+    state = optimizer.state[param]
+    for key in ("step", "mu_product"):
+        x = host(library, state[key])
+        assert (x.dtype.kind, x.shape, float(x)) == ("f", (), 3.0)
+    walk(library, param, optimizer, GRADIENTS[:1])
+    assert tuple(param.data.shape) == (2, 3)
+    assert float(host(library, state["step"])) == 4.0
+    assert float(host(library, state["mu_product"])) == 3.0 * 0.25
+
+
+@pytest.mark.parametrize(
+    ("counter", "error", "message"),
+    [
+        (np.ones(2), ValueError, r"one number is required, got shape \(2,\)"),
+        (np.array(1j), TypeError, "a floating-point number is required, got complex128"),
+        ("3", TypeError, "an array is required, got str"),
+        (None, TypeError, "an array is required, got NoneType"),
+    ],
+)
+@pytest.mark.parametrize("key", ["step", "mu_product"])
+def test_a_loaded_counter_that_is_no_number_is_named_at_the_next_step(key, counter, error, message):
+    param, optimizer = made()
+    given = saved(0)
+    given["state"][0][key] = counter
+    optimizer.load_state_dict(given)
+    with pytest.raises(error, match=f"group 0, parameter 0: state '{key}': {message}"):
+        walk(NUMPY, param, optimizer, GRADIENTS[:1])
+    assert same_bits(param.data, START)
+
+
 def test_a_capturable_group_has_its_counters_beside_the_parameter(library):
     param, optimizer = made(library, "float32", steps=1)
     given = optimizer.state_dict()

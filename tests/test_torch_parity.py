@@ -229,6 +229,47 @@ def test_counters_are_equal_bit_for_bit():
     alike(scenario)
 
 
+@pytest.mark.parametrize("default", [torch.float16, torch.float32, torch.float64])
+def test_counters_follow_the_default_dtype_of_torch(default):
+    def scenario(make):
+        param = leaf()
+        optimizer = make([param], momentum_decay=1.0)
+        for _ in range(3):
+            optimizer.step()
+        given = optimizer.state_dict()
+        state = [(key, x.dtype, x.item()) for key, x in list(optimizer.state[param].items())[:2]]
+        given["state"][0].update(step=3, mu_product=0.5)
+        optimizer.load_state_dict(given)
+        loaded = [(key, x.dtype, x.item()) for key, x in list(optimizer.state[param].items())[:2]]
+        return state, loaded
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        alike(scenario)
+    finally:
+        torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize(
+    "counter", [torch.tensor(1), torch.ones(1), torch.full((1, 1), 0.5), torch.tensor(0.5)]
+)
+@pytest.mark.parametrize("key", ["step", "mu_product"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_a_loaded_counter_of_another_dtype_or_shape_goes_on_alike(key, counter, dtype):
+    def scenario(make):
+        _, donor = stepped(make, dtype)
+        given = copy.deepcopy(donor.state_dict())
+        given["state"][0][key] = counter.clone()
+        param = leaf(dtype=dtype)
+        optimizer = make([param])
+        optimizer.load_state_dict(given)
+        optimizer.step()
+        return [(k, x.dtype, x.item()) for k, x in list(optimizer.state[param].items())[:2]]
+
+    alike(scenario)
+
+
 def test_the_closure_runs_in_the_same_mode_and_place():
     def scenario(make):
         events = []
@@ -290,11 +331,16 @@ def test_a_step_records_no_graph():
         {"betas": (0.9, 0.9, 0.9)},
         {"foreach": True, "differentiable": True},
         {"differentiable": True},
+        {"betas": (0.9,)},
         {"betas": 0.9},
+        {"betas": None},
         {"lr": "x"},
+        {"eps": None},
+        {"weight_decay": "x"},
+        {"momentum_decay": None},
     ],
 )
-def test_a_step_fails_with_the_same_error_and_only_with_a_gradient(options):
+def test_a_step_fails_with_the_same_error_with_a_gradient_and_without(options):
     for grad in (0.5, None):
 
         def scenario(make, grad=grad):
@@ -303,8 +349,6 @@ def test_a_step_fails_with_the_same_error_and_only_with_a_gradient(options):
             optimizer.param_groups[0].update(options)
             return outcome(optimizer.step), param.detach().tolist()
 
-        if grad is None and "betas" in options:
-            continue  # torch unpacks the betas of a group without gradients too
         alike(scenario)
 
 
@@ -464,6 +508,37 @@ def test_what_a_step_pre_hook_returns_is_judged_alike(result):
 @pytest.mark.parametrize("name", ["register_step_pre_hook", "register_step_post_hook"])
 def test_step_hooks_refuse_prepend_alike(name):
     alike(lambda make: outcome(lambda: getattr(make([leaf()]), name)(print, prepend=True)))
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy])
+def test_copies_of_a_handle_remove_alike(duplicate):
+    def scenario(make):
+        optimizer = make([leaf()])
+        ran = []
+        handle = optimizer.register_step_pre_hook(lambda *_: ran.append(1))
+        duplicate(handle).remove()
+        optimizer.step()
+        same = duplicate(handle).id == handle.id
+        handle.remove()
+        optimizer.step()
+        return ran, same
+
+    alike(scenario)
+
+
+def refusing(*_):
+    raise AssertionError
+
+
+def test_a_pickled_handle_comes_back_alike():
+    def scenario(make):
+        optimizer = make([leaf()])
+        handle = optimizer.register_state_dict_pre_hook(refusing)
+        again = pickle.loads(pickle.dumps(handle))
+        again.remove()
+        return again.id == handle.id, outcome(optimizer.state_dict)
+
+    assert alike(scenario) == (True, AssertionError)
 
 
 def test_replaced_state_dicts_go_on_alike():

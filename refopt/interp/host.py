@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,9 @@ from array_api_compat import (
     is_array_api_strict_namespace,
     is_cupy_array,
     is_jax_array,
+    is_numpy_array,
     is_torch_array,
+    is_writeable_array,
     to_device,
 )
 
@@ -148,6 +152,46 @@ def on_mesh(x: Any, mesh: Any) -> bool:
     return is_jax_array(x) and x.sharding.device_set == set(mesh.devices.flat)
 
 
+def overlapping(arrays: Sequence[Any]) -> tuple[int, int] | None:
+    """Two of the arrays, by number, that have an element in common in memory that can be written.
+
+    None where there are none; dask shares nothing.
+    """
+    held = {i: memory for i, x in enumerate(arrays) if (memory := _memory(x)) is not None}
+    begun: list[tuple[int, int]] = []
+    for low, high, i in sorted((*np.lib.array_utils.byte_bounds(x), i) for i, x in held.items()):
+        begun = [(end, j) for end, j in begun if end > low]
+        for _, j in begun:
+            if np.shares_memory(held[i], held[j]):
+                return min(i, j), max(i, j)
+        begun.append((high, i))
+    return None
+
+
+def _memory(x: Any) -> Any:
+    """A NumPy array of the same addresses, not to be read; None where nothing can be written."""
+    if 0 in x.shape or not is_writeable_array(x):
+        return None
+    if is_numpy_array(x):
+        return x
+    if is_array_api_strict_namespace(array_namespace(x)):
+        return to_numpy(x)
+    if is_cupy_array(x):
+        interface = x.__cuda_array_interface__
+    elif is_torch_array(x):
+        n = x.element_size()
+        interface = {
+            "version": 3,
+            "shape": tuple(x.shape),
+            "typestr": f"|V{n}",
+            "data": (x.data_ptr(), False),
+            "strides": tuple(n * stride for stride in x.stride()),
+        }
+    else:
+        return None
+    return np.asarray(SimpleNamespace(__array_interface__=interface))
+
+
 def made(value: Any, dtype: str | None = None) -> Any:
     """Numbers or nested lists of them as a NumPy array.
 
@@ -161,6 +205,11 @@ def made(value: Any, dtype: str | None = None) -> Any:
 def same_library(x: Any, like: Any) -> bool:
     """Whether both arrays are of one library."""
     return type(x) is type(like) or namespace_of(x) == namespace_of(like)
+
+
+def single(x: Any) -> Any:
+    """The array of one element as one of shape ()."""
+    return array_namespace(x).reshape(x, ()) if x.shape else x
 
 
 def _narrowed(x: Any, like: Any) -> Any:
@@ -181,8 +230,7 @@ def scalar(x: Any, like: Any, unread: bool) -> Any:
     It carries its dtype, and stays an array of shape () where its library is that of `like` and
     reading would wait for a device or, as `unread` says, must not be; then see `beside`.
     """
-    space = namespace_of(x)
-    x = space.xp.reshape(x, ())
+    space, x = namespace_of(x), single(x)
     if space == namespace_of(like) and (unread or is_jax_array(x) or is_cupy_array(x)):
         return _narrowed(x, like)
     return carried(dtype_name(x))(x) if is_floating(x) else float(x)

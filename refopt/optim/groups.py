@@ -9,7 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any, ClassVar, TypeAlias
 
-from refopt.interp.host import copied, is_array
+from array_api_compat import size
+
+from refopt.interp.arrays import dtype_name
+from refopt.interp.formats import COMPLEX
+from refopt.interp.host import copied, is_array, to_numpy
 from refopt.optim.hooks import Hooked
 from refopt.optim.parameter import is_parameter, kind, zero_grad
 
@@ -38,19 +42,22 @@ def turns(params: list[Any]) -> Iterator[list[Any]]:
 
 
 def require(name: str, value: Any, below: float | None = None) -> None:
-    """Raise ValueError unless 0 <= value (< below); NaN fails."""
-    if not (value >= 0.0 and (below is None or value < below)):
+    """Raise ValueError unless 0 <= value (< below), TypeError for what is no number; NaN fails."""
+    x = number(name, value)
+    if not (x >= 0.0 and (below is None or x < below)):
         wanted = ">= 0" if below is None else f"in [0, {below:g})"
         msg = f"{name}: a number {wanted} is required, got {value!r}"
         raise ValueError(msg)
 
 
 def number(name: str, value: Any) -> float:
-    """`value` as a float; TypeError for what is no number, a string of digits too."""
-    if not hasattr(value, "__float__"):
+    """`value` as a float; TypeError for what is no real number, a string of digits too."""
+    one = not is_array(value) or size(value) == 1
+    real = not (hasattr(value, "dtype") and dtype_name(value) in COMPLEX)
+    if not (one and real and hasattr(value, "__float__")):
         msg = f"{name}: a number is required, got {value!r}"
         raise TypeError(msg)
-    return float(value)
+    return float(to_numpy(value).reshape(()) if is_array(value) else value)
 
 
 class Optimizer(Hooked):

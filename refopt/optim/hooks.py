@@ -39,6 +39,14 @@ class RemovableHandle:
         if hooks is not None:
             hooks.pop(self.id, None)
 
+    def __getstate__(self) -> tuple[Hooks | None, int]:
+        return self._hooks(), self.id
+
+    def __setstate__(self, state: tuple[Hooks | None, int]) -> None:
+        # as in torch: a copy removes from the same hooks while something holds them, else nothing
+        hooks, self.id = state
+        self._hooks = weakref.ref(OrderedDict() if hooks is None else hooks)
+
     def __enter__(self) -> RemovableHandle:
         return self
 

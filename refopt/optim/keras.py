@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
@@ -35,9 +36,11 @@ from refopt.optim.parameter import (
     Slot,
     array_of,
     assign,
+    check_apart,
     check_gradient,
     is_numbers,
     is_parameter,
+    keep,
     kind,
 )
 from refopt.optim.schedules import LearningRateSchedule, deserialize, rate, serialize
@@ -394,7 +397,8 @@ class Optimizer:
         TypeError
             No iterable of pairs, or a gradient of another library or dtype.
         ValueError
-            Every gradient is None, one has another shape or device, or a variable comes twice.
+            Every gradient is None, one has another shape or device, a variable comes twice, or two
+            share memory.
         KeyError
             A variable that `build` did not get.
 
@@ -403,9 +407,14 @@ class Optimizer:
         learning_rate = None if self._schedule is None else self._scheduled()
         if not self._var_list:
             self.build([variable for _, variable in pairs])
-        if learning_rate is not None:
-            self._learning_rate.assign(np.asarray(learning_rate))
-        self._step([pair for pair in pairs if pair[0] is not None])
+        with ExitStack() as undo:
+            for counter in (self._iterations, self._learning_rate):
+                if counter is not None:
+                    keep(counter, undo)
+            if learning_rate is not None:
+                self._learning_rate.assign(np.asarray(learning_rate))
+            self._step([pair for pair in pairs if pair[0] is not None])
+            undo.pop_all()
 
     def _checked(self, grads_and_vars: Any) -> Pairs:
         """The pairs, gradients as arrays or rows; raises unless all are as required."""
@@ -432,6 +441,8 @@ class Optimizer:
             if not self._var_list:
                 self._check_variable(where, variable, variables[0])
             pairs[i] = (_gradient(where, array_of(variable), pairs[i][0]), variable)
+        own = self._var_list or variables
+        check_apart({v: f"variable {i} ({_name(v)})" for i, v in enumerate(own)})
         missing = [_name(variable) for gradient, variable in pairs if gradient is None]
         if len(missing) == len(pairs):
             msg = (
@@ -461,14 +472,18 @@ class Optimizer:
         clipped = applied(
             lambda given, xp: rule.first_given(given, hyper, xp), self.half, arrays, grads
         )
-        for given, variable in zip(clipped, variables, strict=True):
-            if isinstance(given, rule.Rows):
-                given = IndexedSlices(given.values, given.indices, array_of(variable).shape)
-            self.update_step(given, variable)
-        self._iterations.assign_add(1)
-        self._average(hyper)
+        with ExitStack() as undo:
+            for kept in [*self._var_list, *self._own]:
+                keep(kept, undo)
+            for given, variable in zip(clipped, variables, strict=True):
+                if isinstance(given, rule.Rows):
+                    given = IndexedSlices(given.values, given.indices, array_of(variable).shape)
+                self.update_step(given, variable)
+            self._iterations.assign_add(1)
+            self._average(hyper, undo)
+            undo.pop_all()
 
-    def _average(self, hyper: rule.Hyper) -> None:
+    def _average(self, hyper: rule.Hyper, undo: ExitStack) -> None:
         """The averages after a step, and the variables where they are overwritten."""
         if not self._averages:
             return
@@ -483,9 +498,9 @@ class Optimizer:
         means = applied(averaged, self.half, arrays, olds, arrays)
         overwritten = ema.overwrites(self._iterations.operand, self.ema_overwrite_frequency)
         for (variable, kept), mean in zip(self._averages.items(), means, strict=True):
-            put(kept, mean)
+            put(kept, mean, undo)
             if overwritten:
-                put(variable, mean)
+                put(variable, mean, undo)
 
     def _limits(self) -> rule.Hyper:
         """The hyperparameters that every optimizer has."""
@@ -554,8 +569,10 @@ class Optimizer:
                     f"got one of {len(self._averages)} others"
                 )
                 raise KeyError(msg)
-        for variable in variables:
-            put(variable, copied(self._averages[variable].data))
+        with ExitStack() as undo:
+            for variable in variables:
+                put(variable, copied(self._averages[variable].data), undo)
+            undo.pop_all()
 
     # -- configuration and state ------------------------------------------------------------------
     def get_config(self) -> dict[str, Any]:
@@ -622,13 +639,16 @@ class Optimizer:
         if expected != given:
             msg = f"state_dict: variables {expected} are required (build first), got {given}"
             raise ValueError(msg)
-        for variable, (_, value) in zip(own, saved, strict=True):
-            variable.assign(value)
+        with ExitStack() as undo:
+            for variable, (_, value) in zip(own, saved, strict=True):
+                keep(variable, undo)
+                variable.assign(value)
+            undo.pop_all()
 
 
-def put(variable: Any, value: Any) -> None:
-    """Give a variable a value, with the layout that it has."""
-    assign(variable, laid_out_like(value, array_of(variable)), new_object=False)
+def put(variable: Any, value: Any, undo: ExitStack) -> None:
+    """Give a variable a value, with the layout that it has; closing `undo` takes it back."""
+    assign(variable, value, False, undo)
 
 
 def _one_form(name: str, option: Any, flat: Any) -> Any:

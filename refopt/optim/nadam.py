@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any, ClassVar, NamedTuple
 
-from array_api_compat import is_torch_array, size
+from array_api_compat import array_namespace, is_torch_array, size
 
 from refopt.interp.arrays import (
     Device,
@@ -15,9 +16,8 @@ from refopt.interp.arrays import (
     namespace_of,
     recording,
     run,
-    write,
 )
-from refopt.interp.formats import COMPLEX
+from refopt.interp.formats import COMPLEX, FORMATS
 from refopt.interp.host import (
     beside,
     holds,
@@ -28,11 +28,20 @@ from refopt.interp.host import (
     on_host,
     placed,
     scalar,
+    single,
 )
 from refopt.interp.rounded import carried
 from refopt.optim.groups import Group, Optimizer, deep, number, require, turns
 from refopt.optim.hooks import hooked
-from refopt.optim.parameter import array_of, assign, check_gradient, check_state, kind
+from refopt.optim.parameter import (
+    array_of,
+    assign,
+    check_apart,
+    check_gradient,
+    check_state,
+    kind,
+    written,
+)
 from refopt.rules import nadam as rule
 from refopt.typing import Profile
 
@@ -130,13 +139,10 @@ class NAdam(Optimizer):
         differentiable: bool = False,
         profile: str = "documented",
     ) -> None:
-        if is_array(lr) and size(lr) != 1:
-            msg = f"lr: an array of one element is required, got shape {tuple(lr.shape)}"
-            raise ValueError(msg)
-        require("lr", namespace_of(lr).xp.reshape(lr, ()) if is_array(lr) else lr)
+        require("lr", _rate("", lr))
         require("eps", eps)
-        require("betas[0]", betas[0], below=1.0)
-        require("betas[1]", betas[1], below=1.0)
+        for i in range(2):
+            require(f"betas[{i}]", _item("betas", betas, i), below=1.0)
         require("weight_decay", weight_decay)
         require("momentum_decay", momentum_decay)
         if profile not in rule.PROFILES:
@@ -192,22 +198,44 @@ class NAdam(Optimizer):
             if closure is not None:
                 with recording(True, *arrays):
                     loss = closure()
+            places: dict[Any, str] = {}
+            stepping = [self._stepping(i, g, places) for i, g in enumerate(self.param_groups)]
+            check_apart(places)
             after: dict[Any, _After] = {}
-            for i, group in enumerate(self.param_groups):
-                for turn in turns(self._stepping(i, group)):
-                    after.update(self._computed(group, turn, after))
-            for param, (array, state, group) in after.items():
-                assign(param, array, new_object=bool(group["differentiable"]))
-                own = self.state[param]
-                # a captured graph knows addresses; elsewhere a copy would only cost time
-                stays = group["capturable"] and not group["differentiable"]
-                for key, value in state.items():
-                    old = own.get(key, value)
-                    own[key] = write(old, value) if stays and near(old, value) else value
+            for i, params in enumerate(stepping):
+                for turn in turns(params):
+                    after.update(self._computed(i, turn, after))
+            self._write(after, places)
         return loss
 
-    def _stepping(self, i: int, group: Group) -> list[Any]:
-        """The parameters of a group that take part in this step, checked."""
+    def _write(self, after: dict[Any, _After], places: Mapping[Any, str]) -> None:
+        """Write what a step made, all of it or nothing."""
+        where = ""
+        try:
+            with ExitStack() as undo:
+                for param in [*after]:
+                    # popped: its memory is free for the copies that `undo` keeps
+                    array, state, group = after.pop(param)
+                    where = places.get(param, "state")
+                    if array is not array_of(param):
+                        assign(param, array, bool(group["differentiable"]), undo)
+                    own = self.state.get(param)
+                    undo.callback(_restore, self.state, param, own and {**own})
+                    own = self.state[param]
+                    # a captured graph knows addresses; elsewhere a copy would only cost time
+                    stays = group["capturable"] and not group["differentiable"]
+                    for key, value in state.items():
+                        old = own.get(key, value)
+                        stay = stays and old is not value and near(old, value)
+                        own[key] = written(old, value, undo) if stay else value
+                undo.pop_all()
+        except BaseException as error:
+            error.add_note(f"{where}: not written; the step has changed nothing")
+            raise
+
+    def _stepping(self, i: int, group: Group, places: dict[Any, str]) -> list[Any]:
+        """The parameters of a group that take part in this step, checked; fills `places`."""
+        _betas(f"group {i}: ", group["betas"])
         names = group.get("param_names", [])
         stepping = []
         for j, param in enumerate(group["params"]):
@@ -216,8 +244,11 @@ class NAdam(Optimizer):
             name = names[j] if names else getattr(param, "name", None)
             where = f"group {i}, parameter {j}" + ("" if name is None else f" ({name})")
             self._check_flags(where, param, group)
-            check_gradient(where, array_of(param), param.grad)
-            check_state(where, array_of(param), self.state.get(param), ALWAYS, MOMENTS)
+            array, state = array_of(param), self.state.get(param)
+            check_gradient(where, array, param.grad)
+            counters = [key for key in CLOCK if key in ALWAYS or key in (state or ())]
+            check_state(where, array, state, counters, MOMENTS)
+            places[param] = where
             stepping.append(param)
         shared = self._profile(group).choices.counter is not rule.per_parameter
         return group["params"] if stepping and shared else stepping
@@ -234,15 +265,16 @@ class NAdam(Optimizer):
             )
             raise RuntimeError(msg)
 
-    def _computed(self, group: Group, params: list[Any], after: Mapping[Any, _After]) -> Any:
-        """What the step makes of `params`, each once; nothing is written."""
+    def _computed(self, i: int, params: list[Any], after: Mapping[Any, _After]) -> Any:
+        """What the step makes of `params` of group `i`, each once; nothing is written."""
+        group = self.param_groups[i]
         num = Device() if group["capturable"] else Floats()
         # the rule runs once for all that it may treat alike
         parts: dict[Any, list[_Job]] = {}
         for param in params:
             array, state, _ = after.get(param, (array_of(param), self.state.get(param), group))
+            state = state or self._fresh(array, self._profile(group), num)
             profile = self._profile(group, state)
-            state = state or self._fresh(array, profile, num)
             alike = (namespace_of(array), profile, is_double(array))
             shared = profile.choices.counter is not rule.per_parameter
             job = _Job(param, array, state, _clock(state, array, profile, num), profile)
@@ -256,7 +288,7 @@ class NAdam(Optimizer):
                 [job.param.grad for job in jobs],
                 [rule.State(*(job.state[key] for key in MOMENTS)) for job in jobs],
                 [job.clock for job in jobs],
-                _hyper(group, jobs[0].array),
+                _hyper(f"group {i}: ", group, jobs[0].array),
                 num,
             )
             for job, quantities, moments, clock in zip(jobs, *ran, strict=True):
@@ -301,26 +333,31 @@ class NAdam(Optimizer):
         state = {}
         for key in CLOCK if powers else ALWAYS:
             x = getattr(clock, CLOCK[key])
-            state[key] = on_host(x, array, self._dtype) if isinstance(num, Floats) else x
+            state[key] = on_host(x, array, self._dtype(array)) if isinstance(num, Floats) else x
         return {**state, **{key: getattr(moments, field) for key, field in MOMENTS.items()}}
 
-    @property
-    def _dtype(self) -> str:
-        """Of the counters on the host."""
-        return "float32" if self.like_torch else "float64"
+    def _dtype(self, array: Any) -> str:
+        """Of the counters on the host beside `array`."""
+        if not self.like_torch:
+            return "float64"
+        # torch takes its default dtype, at least float32
+        double = is_torch_array(array) and is_double(array_namespace(array).asarray(1.0))
+        return "float64" if double else "float32"
 
     def _fitted(self, param: Any, group: Group, state: Mapping[str, Any]) -> State:
         array = array_of(param)
         casts = self.like_torch and is_floating(array) and dtype_name(array) not in COMPLEX
         fitted = {}
         for key, value in state.items():
-            if key in CLOCK:
-                dtype = dtype_name(value) if is_array(value) else self._dtype
+            if key in CLOCK and _is_number(value):
+                dtype = dtype_name(value) if is_array(value) else self._dtype(array)
                 if casts and is_array(value) and key != "step":
                     dtype = dtype_name(array)
                 elif self.like_torch and group["capturable"]:
                     dtype = "float32"
-                counter = on_host(value, array, dtype)
+                elif dtype not in FORMATS and not (self.like_torch and key == "step"):
+                    dtype = self._dtype(array)
+                counter = on_host(single(value) if is_array(value) else value, array, dtype)
                 fitted[key] = beside(counter, array) if group["capturable"] else counter
             elif is_array(value):
                 exact = holds(array, value)
@@ -348,30 +385,67 @@ class _After(NamedTuple):
     group: Group
 
 
-def _hyper(group: Group, array: Any) -> rule.Hyper:
+def _hyper(where: str, group: Group, array: Any) -> rule.Hyper:
     """The hyperparameters of a group, as the rule takes them beside `array`."""
-    betas, lr = group["betas"], group["lr"]
+    beta1, beta2 = _betas(where, group["betas"])
+    lr = _rate(where, group["lr"])
     unread = bool(group["capturable"] or group["differentiable"])
-    if len(betas) != 2:
-        msg = f"betas: two numbers are required, got {betas!r}"
-        raise ValueError(msg)
     return rule.Hyper(
-        lr=scalar(lr, array, unread) if is_array(lr) else number("lr", lr),
-        beta1=number("betas[0]", betas[0]),
-        beta2=number("betas[1]", betas[1]),
-        epsilon=number("eps", group["eps"]),
-        weight_decay=number("weight_decay", group["weight_decay"]),
-        momentum_decay=number("momentum_decay", group["momentum_decay"]),
+        lr=scalar(lr, array, unread) if is_array(lr) else number(f"{where}lr", lr),
+        beta1=number(f"{where}betas[0]", beta1),
+        beta2=number(f"{where}betas[1]", beta2),
+        epsilon=number(f"{where}eps", group["eps"]),
+        weight_decay=number(f"{where}weight_decay", group["weight_decay"]),
+        momentum_decay=number(f"{where}momentum_decay", group["momentum_decay"]),
     )
+
+
+def _rate(where: str, lr: Any) -> Any:
+    if is_array(lr) and size(lr) != 1:
+        msg = f"{where}lr: an array of one element is required, got shape {tuple(lr.shape)}"
+        raise ValueError(msg)
+    return lr
+
+
+def _betas(where: str, betas: Any) -> Any:
+    try:
+        beta1, beta2 = betas
+    except (TypeError, ValueError) as error:
+        msg = f"{where}betas: two numbers are required, got {betas!r}"
+        raise type(error)(msg) from error
+    return beta1, beta2
+
+
+def _is_number(x: Any) -> bool:
+    if is_array(x):
+        return size(x) == 1 and dtype_name(x) not in COMPLEX
+    return hasattr(x, "__float__")
+
+
+def _item(name: str, pair: Any, i: int) -> Any:
+    try:
+        return pair[i]
+    except (TypeError, LookupError) as error:
+        msg = f"{name}: two numbers are required, got {pair!r}"
+        raise type(error)(msg) from error
+
+
+def _restore(states: dict[Any, State], param: Any, before: State | None) -> None:
+    """Give a parameter the state back that it had before a step."""
+    if before is None:
+        states.pop(param, None)
+    else:
+        states[param].clear()
+        states[param].update(before)
 
 
 def _clock(state: State, array: Any, profile: Profile, num: Any) -> rule.Clock:
     """The counters of a state as numbers of the system `num`."""
-    fields = {f: state[k] for k, f in CLOCK.items() if k in state}
+    fields = {f: single(state[k]) for k, f in CLOCK.items() if k in state}
     if isinstance(num, Device):
         return rule.Clock(**{f: beside(x, array) for f, x in fields.items()})
     numbers = {f: float(x) for f, x in fields.items()}
     if profile.choices.product is rule.kept_product:
-        product = state["mu_product"]
+        product = fields["product"]
         numbers["product"] = carried(dtype_name(product))(product)
     return rule.Clock(**numbers)

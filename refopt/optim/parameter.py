@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import operator
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
-from array_api_compat import device, is_torch_array, size
+from array_api_compat import device, is_torch_array, is_writeable_array, size
 
-from refopt.interp.arrays import dtype_name, namespace_of, write
+from refopt.interp.arrays import dtype_name, laid_out_like, namespace_of, write
+from refopt.interp.formats import FORMATS
 from refopt.interp.host import (
     copied,
     is_array,
     is_floating,
     made,
     near,
+    overlapping,
     placed,
     same_library,
     to_numpy,
@@ -177,14 +181,49 @@ def zero_grad(param: Any, set_to_none: bool) -> None:
     param.grad = write(grad, namespace_of(grad).zeros_like(grad))
 
 
-def assign(param: Any, value: Any, new_object: bool) -> None:
-    """Give `param` a value: in place, or as a new array where it is a `Parameter`."""
+def assign(param: Any, value: Any, new_object: bool, undo: ExitStack) -> None:
+    """Give `param` a value: in place, or as a new array where it is a `Parameter`.
+
+    The layout stays. Closing `undo` gives `param` its old value.
+    """
     if isinstance(param, Parameter):
-        param.data = value if new_object else write(param.data, value)
+        old = param.data
+        undo.callback(setattr, param, "data", old)
+        param.data = laid_out_like(value if new_object else written(old, value, undo), old)
     elif new_object:
-        param[...] = value  # recorded, unlike `write`
+        # recorded, unlike `write`; so is the way back
+        undo.callback(operator.setitem, param, ..., param.clone())
+        param[...] = value
     else:
-        write(param, value)
+        written(param, value, undo)
+
+
+def keep(param: Any, undo: ExitStack) -> None:
+    """Let closing `undo` give `param` the value that it has now."""
+    array = array_of(param)
+    if isinstance(param, Parameter):
+        undo.callback(setattr, param, "data", array)
+    if is_writeable_array(array):
+        undo.callback(write, array, copied(array))
+
+
+def written(target: Any, value: Any, undo: ExitStack) -> Any:
+    """`write`; closing `undo` writes what was there."""
+    if is_writeable_array(target):
+        undo.callback(write, target, copied(target))
+    return write(target, value)
+
+
+def check_apart(places: Mapping[Any, str]) -> None:
+    """Raise ValueError where parameters, each with its place, share memory.
+
+    A step computes all that it writes before it writes: of two such updates one would be lost.
+    """
+    found = overlapping([array_of(param) for param in places])
+    if found is not None:
+        one, other = ([*places.values()][i] for i in found)
+        msg = f"{other}: memory of its own is required, got memory shared with {one}"
+        raise ValueError(msg)
 
 
 def check_gradient(where: str, array: Any, grad: Any, shape: tuple[int, ...] | None = None) -> None:
@@ -195,10 +234,7 @@ def check_gradient(where: str, array: Any, grad: Any, shape: tuple[int, ...] | N
     if not is_floating(array):
         msg = f"{where}: a floating-point parameter is required, got {dtype_name(array)}"
         raise TypeError(msg)
-    strides = array.stride() if is_torch_array(array) and 0 not in array.shape else ()
-    if any(n > 1 and stride == 0 for n, stride in zip(array.shape, strides, strict=False)):
-        msg = f"{where}: a parameter with memory for each element is required, got an expanded one"
-        raise RuntimeError(msg)
+    _check_memory(f"{where}: parameter", array)
     if is_torch_array(array) and array.is_inference():
         msg = f"{where}: a parameter that can be written is required, got an inference tensor"
         raise RuntimeError(msg)
@@ -230,11 +266,24 @@ def check_state(
             shape = tuple(state[key].shape)
             msg = f"{where}: state {key!r}: one number is required, got shape {shape}"
             raise ValueError(msg)
+        name = dtype_name(state[key])
+        if name not in FORMATS and not (key == "step" and "int" in name):
+            msg = f"{where}: state {key!r}: a floating-point number is required, got {name}"
+            raise TypeError(msg)
     for key in like:
         if not same_library(state[key], array):
             msg = f"{where}: state {key!r}: {kind(array)} is required, got {kind(state[key])}"
             raise TypeError(msg)
         _check_like(f"{where}: state {key!r}", array, state[key])
+        _check_memory(f"{where}: state {key!r}", state[key])
+
+
+def _check_memory(what: str, array: Any) -> None:
+    strides = array.stride() if is_torch_array(array) else getattr(array, "strides", ())
+    repeats = any(n > 1 and stride == 0 for n, stride in zip(array.shape, strides, strict=False))
+    if repeats and 0 not in array.shape and is_writeable_array(array):
+        msg = f"{what}: memory for each element is required, got an expanded array"
+        raise RuntimeError(msg)
 
 
 def _check_like(what: str, array: Any, x: Any, shape: tuple[int, ...] | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from refopt.interp.arrays import Floats, compiled, init, passage, recording, run, scalar_of
@@ -206,16 +207,18 @@ global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency, **kwargs
         arrays = [array_of(variable) for variable in variables]
         with recording(False, *arrays):
             stepped = self._results(arrays, grads, states, clock, hyper, profile, order)
-        for variable, (param, state) in zip(variables, stepped, strict=True):
-            if param is not None:
-                put(variable, param)
-            slots = {**self._slots[variable]}
-            if variable in self._averages:
-                slots["average"] = self._averages[variable]
-            for field, slot in slots.items():
-                value = getattr(state, field)
-                if value is not slot.data:
-                    put(slot, value)
+        with ExitStack() as undo:
+            for variable, (param, state) in zip(variables, stepped, strict=True):
+                if param is not None:
+                    put(variable, param, undo)
+                slots = {**self._slots[variable]}
+                if variable in self._averages:
+                    slots["average"] = self._averages[variable]
+                for field, slot in slots.items():
+                    value = getattr(state, field)
+                    if value is not slot.data:
+                        put(slot, value, undo)
+            undo.pop_all()
 
     def _results(
         self,

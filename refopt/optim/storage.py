@@ -1,6 +1,7 @@
 """State dicts in files: lossless, without pickle, and whole or not there at all.
 
-A file is safetensors: arrays by number, and in its metadata the JSON tree that they hang in.
+A file is safetensors: arrays by number, and in its metadata the JSON tree that they hang in and
+the CRC-32 of the tree and of the arrays' bytes.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import uuid
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +40,7 @@ def save(state_dict: dict[str, Any], path: str | os.PathLike[str]) -> None:
 
     arrays: dict[str, Any] = {}
     tree = json.dumps(_packed(state_dict, arrays))
-    content = serialize(arrays, {"format": FORMAT, "tree": tree})
+    content = serialize(arrays, {"format": FORMAT, "tree": tree, "crc32": _crc(tree, arrays)})
     path = Path(path)
     aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
     try:
@@ -62,25 +64,42 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     Raises
     ------
     ValueError
-        The file is no state dict of this format.
+        The file is no state dict of this format, or damaged; the message names it and the fault.
     OSError
         `path` cannot be read.
 
     """
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
     try:
         with safe_open(os.fspath(path), framework="numpy") as file:
             metadata = file.metadata() or {}
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        msg = f"path: a file of format {FORMAT!r} is required, got {os.fspath(path)!r}: {error}"
+        _equal("format", metadata.get("format"), FORMAT)
+        _equal("crc32", metadata["crc32"], _crc(metadata["tree"], arrays))
+        result = _unpacked(json.loads(metadata["tree"]), arrays)
+        _equal("tree", type(result), dict)
+    except (OSError, ImportError):
+        raise
+    except Exception as error:  # a damaged file may break any part of its reading
+        fault = f"{type(error).__name__}: {error}"
+        msg = f"path: a file of format {FORMAT!r} is required, got {os.fspath(path)!r}: {fault}"
         raise ValueError(msg) from error
-    if metadata.get("format") != FORMAT:
-        msg = f"path: a file of format {FORMAT!r} is required, got {metadata.get('format')!r}"
+    tree: dict[str, Any] = result
+    return tree
+
+
+def _crc(tree: str, arrays: dict[str, Any]) -> str:
+    crc = zlib.crc32(tree.encode())
+    for _, x in sorted(arrays.items()):
+        crc = zlib.crc32(x.tobytes(), crc)
+    return f"{crc:08x}"
+
+
+def _equal(what: str, got: Any, wanted: Any) -> None:
+    if got != wanted:
+        msg = f"{what}: {wanted!r} is required, got {got!r}"
         raise ValueError(msg)
-    result: dict[str, Any] = _unpacked(json.loads(metadata["tree"]), arrays)
-    return result
 
 
 def _packed(value: Any, arrays: dict[str, Any]) -> Any:
@@ -111,9 +130,13 @@ def _unpacked(node: Any, arrays: dict[str, Any]) -> Any:
     if not isinstance(node, dict):
         return node
     ((kind, content),) = node.items()
+    _equal(kind, type(content), list)
     if kind == "array":
         name, dtype, shape = content
-        return arrays[name].view(numpy_dtype(dtype)).reshape(shape)
+        x = arrays[name].view(numpy_dtype(dtype)).reshape(shape)
+        _equal(f"shape of array {name}", shape, list(x.shape))
+        return x
     if kind == "tuple":
         return tuple(_unpacked(item, arrays) for item in content)
+    _equal("kind", kind, "dict")
     return {_unpacked(k, arrays): _unpacked(v, arrays) for k, v in content}

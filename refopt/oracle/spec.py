@@ -148,7 +148,8 @@ def function(data: Mapping[str, Any]) -> str:
 
 def parts_of(optimizer: str) -> list[str]:
     """The names of the generated parts of a text."""
-    return [name for name in PARTS if name != "functions" or "functions" in load(optimizer)]
+    optional = {"functions", "options"} - load(optimizer).keys()
+    return [name for name in PARTS if name not in optional]
 
 
 def render(optimizer: str, text: str) -> str:
@@ -206,10 +207,39 @@ def _hyperparameters(optimizer: str) -> Iterator[str]:
                 h["clause"],
                 h["type"],
                 f"{h['default']:g}" if "default" in h else "None",
-                h["range"],
-                f"`{h['error']}`" if h["error"] else "—",
+                _range(h),
+                ", ".join(f"{fault}: `{error}`" for fault, error in h["error"].items()),
             )
             for h in load(optimizer)["hyperparameters"].values()
+        ),
+    )
+
+
+def _range(h: Mapping[str, Any]) -> str:
+    """What a hyperparameter may be, in words."""
+    ends, keyword = h["range"], h["keyword"]
+    text = f"{ends['least']:g} <= {keyword}" if "least" in ends else "any number"
+    text += f" < {ends['below']:g}" if "below" in ends else ""
+    text += f" <= {ends['most']:g}" if "most" in ends else ""
+    text += ", whole" if "whole" in ends else ""
+    text += ", with " + ", ".join(h["given"]) if "given" in h else ""
+    text += f"; {h['note']}" if "note" in h else ""
+    beside = (f"; not together with {x}: `{error}`" for x, error in h.get("excludes", {}).items())
+    return text + "".join(beside)
+
+
+def _options(optimizer: str) -> Iterator[str]:
+    spec = load(optimizer)
+    effects = spec["effects"]
+    libraries = {"numpy": "NumPy", "cupy": "CuPy", "torch": "torch", "jax": "JAX"}
+    return _table(
+        ("options", *libraries.values()),
+        (
+            (
+                ", ".join(f"`{option}={x}`" for option, x in row["given"].items()) or "none",
+                *(effects.get(row[x], f"`{row[x]}` at the step") for x in libraries),
+            )
+            for row in spec["options"]
         ),
     )
 
@@ -297,6 +327,7 @@ PARTS = {
     "clauses": _clauses,
     "axes": _axes,
     "profiles": _profiles,
+    "options": _options,
 }
 
 
