@@ -22,19 +22,15 @@ ROOT = Path(__file__).parent.parent
 KINDS = {"FORMULA", "ORDER", "INIT", "DEFAULT", "SCHEDULE", "STATE", "ERROR", "AXIS"}
 NUMERIC = {"FORMULA", "INIT", "SCHEDULE", "AXIS"}
 
-BESIDE = {"nadam": [], "rmsprop": [clip, average, schedules], "thor": []}
+BESIDE = {"nadam": [], "rmsprop": [clip, average, schedules]}
 """What a rule calls: its formulas are clauses of the same specification."""
 
-RULE_SECTIONS = {"nadam": range(2, 13), "rmsprop": range(2, 11), "thor": range(2, 10)}
+RULE_SECTIONS = {"nadam": range(2, 13), "rmsprop": range(2, 11)}
 """The sections that a rule has to meet as a whole; the later ones are the object's."""
 
 NO_EQUATION = {
     "nadam": {"start", "counter"},
     "rmsprop": {"start", "counter", "missing", "clip", "average_start", "average"},
-    "thor": {
-        *("past_end", "frequency", "decayed", "patches", "conv", "lookup", "reduction", "pair"),
-        *("stale", "beside_conv", "nesterov"),
-    },
 }
 """Axes whose differences lie in no equation of a step."""
 
@@ -48,7 +44,7 @@ class Specified:
     def __init__(self, optimizer: str) -> None:
         self.optimizer = optimizer
         self.data = spec.load(optimizer)
-        self.rule: ModuleType = spec.SPECIFIED[optimizer]
+        self.rule: ModuleType = spec.RULES[optimizer]
         self.clauses = {clause["id"]: clause for clause in self.data["clauses"]}
         self.alternatives = {
             alternative["clause"]: (axis, name)
@@ -77,7 +73,7 @@ class Specified:
         raise AssertionError(name)
 
 
-EACH = {optimizer: Specified(optimizer) for optimizer in spec.SPECIFIED}
+EACH = {optimizer: Specified(optimizer) for optimizer in spec.RULES}
 each = pytest.mark.parametrize("s", EACH.values(), ids=EACH)
 every = pytest.mark.parametrize(
     ("s", "axis", "name"),
@@ -298,7 +294,6 @@ def test_the_functions_beside_a_rule_are_the_documented_ones(
 @each
 def test_names_with_a_symbol_are_fields_of_the_rule(s: Specified) -> None:
     records = {
-        "factors": getattr(s.rule, "Factors", s.rule.State),
         "state": s.rule.State,
         "clock": s.rule.Clock,
         "next": s.rule.Clock,
@@ -307,7 +302,7 @@ def test_names_with_a_symbol_are_fields_of_the_rule(s: Specified) -> None:
         "quantities": s.rule.Quantities,
     }
     names = {f"{label}.{f}" for label, record in records.items() for f in record._fields}
-    names |= {"param", "grad", "rows", "decayed.p", "a", "ds"}
+    names |= {"param", "grad", "rows", "decayed.p"}
     assert {*s.data["inputs"], *s.data["quantities"]} <= names
 
 
