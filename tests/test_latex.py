@@ -111,8 +111,8 @@ def test_a_name_without_latex_is_named_by_the_error() -> None:
 
 
 def test_an_unknown_operation_is_named_by_the_error() -> None:
-    with pytest.raises(ValueError, match="got 'matmul'"):
-        latex(trace.Node("matmul", (a, b)), SYMBOLS)
+    with pytest.raises(ValueError, match="got 'hadamard'"):
+        latex(trace.Node("hadamard", (a, b)), SYMBOLS)
 
 
 def test_equations_are_aligned_at_their_signs() -> None:

@@ -94,6 +94,8 @@ def _write(node: Node, names: Mapping[str, str]) -> tuple[str, int]:
             left, right = at_least(PRODUCT, x), at_least(BIG if big else FRACTION, y)
             sign = r" \cdot " if right[0].isdigit() else " "
             return f"{left}{sign}{right}", BIG if big else PRODUCT
+        case "div", (x, Node(op="const", args=(1.0,))):
+            return _write(x, names)
         case "div", (x, y):
             return rf"\frac{{{latex(x, names)}}}{{{latex(y, names)}}}", FRACTION
         case ("sqrt", (x,)) | ("pow", (x, Node(op="const", args=(0.5,)))):

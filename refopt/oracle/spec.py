@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,13 +17,19 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from refopt.errors import CaseError
 from refopt.interp import trace
+from refopt.interp.arrays import namespace_of
 from refopt.interp.latex import aligned, latex
-from refopt.rules import nadam, rmsprop
+from refopt.rules import nadam, rmsprop, thor
 
 RULES: dict[str, Any] = {"nadam": nadam, "rmsprop": rmsprop}
-"""Every rule, by the name of its optimizer."""
+"""Every rule that judges, by the name of its optimizer."""
+
+SPECIFIED: dict[str, Any] = {**RULES, "thor": thor}
+"""Every rule, likewise."""
 
 
 def root() -> Path:
@@ -45,13 +52,38 @@ def load(optimizer: str) -> dict[str, Any]:
     return spec
 
 
-def equations(optimizer: str, choices: Any, *, sparse: bool = False) -> dict[str, str]:
+def equations(
+    optimizer: str, choices: Any, *, sparse: bool = False, layer: str = ""
+) -> dict[str, str]:
     """The equations of a step, from the rule: left side to right side, both LaTeX.
 
     Every quantity with a symbol of its own is one line; what has none is written out in place.
-    `sparse`: the gradient is given by rows.
+    `sparse`: the gradient is given by rows. `layer`: the kind of the layer, for a rule of layers;
+    a dense one if none is named.
     """
-    rule, spec = RULES[optimizer], load(optimizer)
+    spec = load(optimizer)
+    if hasattr(SPECIFIED[optimizer], "Layer"):
+        results = _of_layer(optimizer, choices, layer or "dense")
+    else:
+        results = _of_parameter(optimizer, choices, sparse=sparse)
+    symbols = {**spec["inputs"], **spec["quantities"]}
+    named = {name: results[name] for name in symbols if name in results}
+    definitions = trace.define(named, renamed=spec["renamed"])
+    symbols |= spec["abbreviations"]
+
+    def abbreviated(node: trace.Node) -> trace.Node | None:
+        return trace.name(repr(node)) if repr(node) in spec["abbreviations"] else None
+
+    return {
+        symbol: latex(trace.replace(definitions[name], abbreviated), symbols)
+        for name, symbol in spec["quantities"].items()
+        if name in definitions
+    }
+
+
+def _of_parameter(optimizer: str, choices: Any, *, sparse: bool) -> dict[str, trace.Node]:
+    """Every value of one step of a parameter that the rule takes by itself."""
+    rule, spec = SPECIFIED[optimizer], load(optimizer)
     xp, num = trace.NAMESPACE, trace.FORMULA_NUMBERS
     param, grad = trace.name("param"), trace.name("grad")
     hyper = trace.symbols(rule.Hyper, "hyper", rule.Hyper(**spec.get("examples", {})))
@@ -85,19 +117,62 @@ def equations(optimizer: str, choices: Any, *, sparse: bool = False) -> dict[str
     }
     if results["decayed.p"] is param and "param" not in spec["renamed"]:
         del results["decayed.p"]
-    symbols = {**spec["inputs"], **spec["quantities"]}
-    named = {name: results[name] for name in symbols if name in results}
-    definitions = trace.define(named, renamed=spec["renamed"])
-    symbols |= spec["abbreviations"]
+    return results
 
-    def abbreviated(node: trace.Node) -> trace.Node | None:
-        return trace.name(repr(node)) if repr(node) in spec["abbreviations"] else None
 
-    return {
-        symbol: latex(trace.replace(definitions[name], abbreviated), symbols)
-        for name, symbol in spec["quantities"].items()
-        if name in definitions
+def _of_layer(optimizer: str, choices: Any, kind: str) -> dict[str, trace.Node]:
+    """Every value of one step of the weight of a layer, on a refresh.
+
+    A convolution has factors, which stand for themselves; the others have statistics.
+    """
+    rule, examples = SPECIFIED[optimizer], load(optimizer)["examples"]
+    shape = tuple(load(optimizer)["shapes"][kind])
+
+    def array(label: str, *shape: int) -> trace.Node:
+        return trace.name(label, np.ones(shape))
+
+    rows, inputs = 2, math.prod(shape[1:])
+    outputs, size = (shape[1], (shape[0],)) if kind == "embedding" else (shape[0], (inputs, inputs))
+    factors = rule.Factors(
+        array("factors.A", *size),
+        array("factors.G", outputs, outputs),
+        trace.name("factors.a_normalizer", 2.0),
+        trace.name("factors.g_normalizer", 2.0),
+    )
+    given = {
+        "dense": rule.Statistics(array("a", rows, inputs), array("ds", rows, outputs)),
+        "embedding": rule.Statistics(
+            trace.name("a", np.zeros(rows, int)), array("ds", rows, outputs)
+        ),
+        "norm": None,
     }
+    hyper = rule.Hyper(**examples)
+    numbers = trace.symbols(rule.Hyper, "hyper", hyper)._asdict()
+    # what decides how a step goes is no symbol in it
+    hyper = hyper._replace(**{k: x for k, x in numbers.items() if isinstance(x.value, float)})
+    param = array("param", *shape)
+    state = rule.State(*[None] * len(rule.State._fields))._replace(
+        m=array("state.m", *shape), A=factors.A, G=factors.G
+    )
+    if kind in given:
+        state = state._replace(A=array("state.A", *size), G=array("state.G", outputs, outputs))
+    (quantities,), _, _ = rule.update(
+        [param],
+        [array("grad", *shape)],
+        [state],
+        [rule.Clock(0)],
+        [hyper],
+        choices,
+        xp=trace.Matrices(namespace_of(np.ones(1))),
+        num=trace.FORMULA_NUMBERS,
+        net=[rule.Layer(kind, (0,), shape)],
+        given=[given.get(kind, factors)],
+    )
+    results = trace.fields(quantities, "quantities")
+    for name, before in (("preconditioned", "g"), ("gradient", "preconditioned")):
+        if results[f"quantities.{name}"] is getattr(quantities, before):
+            del results[f"quantities.{name}"]
+    return results
 
 
 def changed(
@@ -106,19 +181,24 @@ def changed(
     *,
     within: Mapping[str, str] | None = None,
     sparse: bool = False,
+    layer: str = "",
 ) -> dict[str, str]:
     """The equations that differ where axes take other alternatives.
 
     `within`: alternatives that both sides take; the other axes are those of `Choices()`.
     """
-    rule = RULES[optimizer]
+    rule = SPECIFIED[optimizer]
 
     def lines(named: Mapping[str, str]) -> dict[str, str]:
         choices = {axis: rule.AXES[axis][name] for axis, name in named.items()}
-        return equations(optimizer, rule.Choices(**choices), sparse=sparse)
+        return equations(optimizer, rule.Choices(**choices), sparse=sparse, layer=layer)
 
     plain = lines(within or {})
     other = lines({**(within or {}), **alternatives})
+    return _other(plain, other)
+
+
+def _other(plain: Mapping[str, str], other: Mapping[str, str]) -> dict[str, str]:
     return {left: right for left, right in other.items() if plain.get(left) != right}
 
 
@@ -178,9 +258,23 @@ def _block(lines: dict[str, str]) -> str:
 
 
 def _equations(optimizer: str) -> Iterator[str]:
-    yield _block(equations(optimizer, RULES[optimizer].Choices()))
+    yield _block(equations(optimizer, SPECIFIED[optimizer].Choices()))
     for block in load(optimizer)["blocks"]:
-        yield f"\n{block['title']}:\n\n{_block(changed(optimizer, block['choices']))}"
+        if "layer" in block:
+            lines = equations(optimizer, SPECIFIED[optimizer].Choices(), layer=block["layer"])
+        elif "options" in block:
+            lines = _asked_for(optimizer, block["options"])
+        else:
+            lines = changed(optimizer, block["choices"])
+        yield f"\n{block['title']}:\n\n{_block(lines)}"
+
+
+def _asked_for(optimizer: str, options: Mapping[str, Any]) -> dict[str, str]:
+    """The equations that options of the object change."""
+    rule = SPECIFIED[optimizer]
+    plain = rule.Choices()
+    other = rule.configured(plain, rule.Hyper(), options)
+    return _other(equations(optimizer, plain), equations(optimizer, other))
 
 
 def _functions(optimizer: str) -> Iterator[str]:
@@ -206,7 +300,7 @@ def _hyperparameters(optimizer: str) -> Iterator[str]:
                 f"${h['symbol']}$",
                 h["clause"],
                 h["type"],
-                f"{h['default']:g}" if "default" in h else "None",
+                _default(h),
                 _range(h),
                 ", ".join(f"{fault}: `{error}`" for fault, error in h["error"].items()),
             )
@@ -215,10 +309,17 @@ def _hyperparameters(optimizer: str) -> Iterator[str]:
     )
 
 
+def _default(h: Mapping[str, Any]) -> str:
+    if "required" in h:
+        return "none: it must be given"
+    return f"{h['default']:g}" if "default" in h else "None"
+
+
 def _range(h: Mapping[str, Any]) -> str:
     """What a hyperparameter may be, in words."""
     ends, keyword = h["range"], h["keyword"]
     text = f"{ends['least']:g} <= {keyword}" if "least" in ends else "any number"
+    text = f"{keyword} > {ends['above']:g}" if "above" in ends else text
     text += f" < {ends['below']:g}" if "below" in ends else ""
     text += f" <= {ends['most']:g}" if "most" in ends else ""
     text += ", whole" if "whole" in ends else ""
@@ -255,10 +356,10 @@ def _clauses(optimizer: str) -> Iterator[str]:
 
 
 def shown(optimizer: str, axis: str, name: str) -> dict[str, str]:
-    """The equations that an alternative changes, where its axis shows (`within`, `sparse`)."""
-    data = load(optimizer)["axes"][axis]
-    within, sparse = data.get("within", {}), data.get("sparse", False)
-    return changed(optimizer, {axis: name}, within=within, sparse=sparse)
+    """The equations that an alternative changes, where its axis shows."""
+    where = load(optimizer)["axes"][axis]
+    shows = {key: where[key] for key in ("within", "sparse", "layer") if key in where}
+    return changed(optimizer, {axis: name}, **shows)
 
 
 def _axes(optimizer: str) -> Iterator[str]:
@@ -289,7 +390,7 @@ def _axes(optimizer: str) -> Iterator[str]:
 
 def _profiles(optimizer: str) -> Iterator[str]:
     spec = load(optimizer)
-    plain = RULES[optimizer].Hyper()._asdict()
+    plain = SPECIFIED[optimizer].Hyper()._asdict()
     rows = []
     for name, profile in spec["profiles"].items():
         hyper = [f"`{h}={x:g}`" for h, x in profile["hyper"].items() if x != plain[h]]
@@ -333,7 +434,7 @@ PARTS = {
 
 def main() -> None:
     """Renew the generated parts of every specification."""
-    for optimizer in RULES:
+    for optimizer in SPECIFIED:
         path = root() / f"{optimizer}.md"
         path.write_text(render(optimizer, path.read_text(encoding="utf-8")), encoding="utf-8")
 

@@ -840,25 +840,25 @@ def update(
     params, grads, states, clocks, hypers: one of each for each parameter; gradients are those of
         the scaled loss.
     net: the layers; each parameter belongs to one.
-    given: on a refresh, of each layer what it saw or its factors; None for what has none.
-    fresh: the same as `refresh` gives it, where the caller has asked before; a layer without
-        takes its stored inverses.
+    given: of each layer what it saw or its factors, None for what has none; read on a refresh.
+    fresh: what `refresh` gave, where the caller has asked before; a layer without takes its
+        stored inverses.
     total, workers: see `refresh`.
     """
     c, net = choices, placed(net)
     ticked = ticked or ticks(params, grads, clocks, hypers, choices, num=num)
     scalars = [s for s, _ in ticked]
     hypers = [settle(h, c, num=num) for h in hypers]
-    each_of = range(len(params))
+    every = range(len(params))
     if fresh is None:
-        arguments = (net, given or [None] * len(net), states, scalars, hypers, c)
-        fresh = refresh(*arguments, xp=xp, total=total, workers=workers)
+        seen = given if given and scalars[0].refresh else [None] * len(net)  # THO-2.4
+        fresh = refresh(net, seen, states, scalars, hypers, c, xp=xp, total=total, workers=workers)
     g = [grad / h.loss_scale for grad, h in zip(grads, hypers, strict=True)]  # THO-7.5
     for layer in net:
         for i in layer.params:
             g[i] = centralized(g[i], layer, xp) if hypers[i].grad_centralization else g[i]
-    g = [c.decay.before(g[i], params[i], hypers[i]) for i in each_of]  # THO-7.1
-    u, kept = list(g), list(states)
+    g = [c.decay.before(g[i], params[i], hypers[i]) for i in every]  # THO-7.1
+    u, kept = list(g), list(states)  # THO-6.5
     renewed: dict[int, tuple[Any, Any, Any, Any]] = {}
     for layer, new in zip(net, fresh, strict=True):
         if layer.kind in FACTORED:
@@ -873,10 +873,10 @@ def update(
         elif layer.kind == NORM and c.beside_conv(layer):
             for i in layer.params:
                 u[i] = c.norm(g[i], scalars[i].damping, hypers[i], c)  # THO-6.3
-    gradients = [c.decay.after(u[i], params[i], hypers[i]) for i in each_of]  # THO-7.1
+    gradients = [c.decay.after(u[i], params[i], hypers[i]) for i in every]  # THO-7.1
     gradients = c.clip(gradients, hypers[0], xp)  # THO-7.3
     quantities = []
-    for i in each_of:
+    for i in every:
         m, param = step(params[i], gradients[i], states[i], scalars[i], hypers[i], c)  # THO-8
         kept[i] = kept[i]._replace(m=m)
         own = renewed.get(i, (None, None, None, None))
@@ -963,6 +963,25 @@ ARRAY_AXES = tuple(
     axis for axis in AXES if axis not in ("scalars", "past_end", "frequency", "decayed")
 )
 """Axes that do not enter `tick` or the hyperparameters of a parameter."""
+
+MATTERS: dict[str, Callable[[set[str], Sequence[Hyper]], bool]] = {
+    "dense": lambda kinds, hypers: DENSE in kinds,
+    **dict.fromkeys(
+        ("patches", "conv", "positions", "extremes", "weighting", "stale", "beside_conv"),
+        lambda kinds, hypers: CONV in kinds,
+    ),
+    "lookup": lambda kinds, hypers: LOOKUP in kinds,
+    **dict.fromkeys(
+        ("counts", "table"), lambda kinds, hypers: EMBEDDING in kinds or LOOKUP in kinds
+    ),
+    "pair": lambda kinds, hypers: DENSE in kinds,
+    "norm": lambda kinds, hypers: NORM in kinds,
+    "decay": lambda kinds, hypers: any(h.weight_decay != 0 for h in hypers),
+    "decayed": lambda kinds, hypers: False,
+    "reduction": lambda kinds, hypers: False,
+}
+"""When an axis can make a difference at all: from the kinds of layers and the hyperparameters, as
+one worker is handed them."""
 
 REQUIRED = ("lr", "damping", "momentum")
 """Hyperparameters that have no default."""
