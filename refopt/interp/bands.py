@@ -109,7 +109,9 @@ class Bands:
         if square:
             low = np.maximum(low, 0.0)
         x = self._rounded(low, high, dtype, exact)
-        return Band(np.maximum(x.low, 0.0), x.high, dtype, self) if square else x
+        if square:
+            x.low[(x.low < 0) & (x.low > -np.inf)] = 0.0
+        return x
 
     def sqrt(self, x: Band) -> Band:
         """Square root; no bounds where `x` may be negative."""

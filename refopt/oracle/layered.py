@@ -85,7 +85,7 @@ class Layered:
         """(step, what is computed in it by quantity, what is carried after it)."""
         case, rule, num = self.case, self.rule, self.space.numbers
         params = [
-            self.space.array(np.reshape(values, shape), dtype)
+            self.space.array(np.asarray(values).reshape(shape), dtype)
             for values, shape, dtype in zip(case.params, case.shapes, case.dtypes, strict=True)
         ]
         xp = self.space if isinstance(self.space, Bands) else namespace_of(*params)
@@ -96,7 +96,7 @@ class Layered:
         for t in range(1, case.steps + 1):
             params, states, clocks = memory
             grads = [
-                self.space.array(np.reshape(values, shape), dtype)
+                self.space.array(np.asarray(values).reshape(shape), dtype)
                 for values, shape, dtype in zip(
                     case.gradients(t), case.shapes, case.dtypes, strict=True
                 )
