@@ -12,6 +12,7 @@ from backends import LIBRARIES, same_bits
 
 import refopt
 from refopt import EMAOption, GradientsClipOption, IndexedSlices, Optimizer, RMSprop, Variable
+from refopt.optim import parameter as optim_parameter
 from refopt.oracle import golden
 from refopt.oracle.verdict import judge
 from refopt.rules import rmsprop as rule
@@ -940,3 +941,61 @@ def test_variables_of_several_dtypes_share_a_norm_and_keep_their_own(make):
             assert {str(x.dtype).rpartition(".")[2] for x in kept} == {dtype}
         mine, theirs = (opt._slots[variables[0]]["v"], other._slots[alone]["v"])
         assert (library.get(mine.data) < library.get(theirs.data)).all(), "one norm for all"
+
+
+# -- memory, and steps that fail while they write --------------------------------------------------
+
+
+def test_variables_that_share_memory_are_named_and_nothing_changes():
+    whole = np.arange(4.0)
+    a, b = Variable(whole[:3], name="a"), Variable(whole[2:], name="b")
+    pairs = [(np.ones(3), a), (np.ones(2), b)]
+    with pytest.raises(
+        ValueError, match=r"variable 1 \(b\): memory of its own .* variable 0 \(a\)"
+    ):
+        RMSprop().apply_gradients(pairs)
+    opt = RMSprop()
+    opt.build([a, b])
+    with pytest.raises(ValueError, match="memory of its own"):
+        opt.apply_gradients(pairs[:1])
+    assert (whole == np.arange(4.0)).all()
+    evens, odds = Variable(whole[::2]), Variable(whole[1::2])
+    RMSprop().apply_gradients([(np.ones(2), evens), (np.ones(2), odds)])
+    assert (whole < np.arange(4.0)).all()
+
+
+class Failing(Momentum):
+    """Fails on a variable named "bad", after it has changed it."""
+
+    def update_step(self, gradient, variable):
+        super().update_step(gradient, variable)
+        if variable.name == "bad" and int(self.iterations) == 1:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("kind", [RMSprop, Failing])
+def test_what_a_step_has_written_is_taken_back_when_it_fails(monkeypatch, kind):
+    good, bad = variable(name="good"), variable(name="bad")
+    rate = refopt.schedules.ExponentialDecay(0.1, 1, 0.5)
+    opt = kind(rate, momentum=0.5, use_ema=True, ema_overwrite_frequency=2)
+    stepped(opt, 1, [good, bad])
+    before = [x.numpy() for x in (good, bad, *opt.variables)]
+    held = good.data
+    write = optim_parameter.write
+    wrote = []
+
+    def writing(target, value):
+        if kind is RMSprop and target is bad.data and not wrote:
+            wrote.append(good.numpy())
+            raise KeyboardInterrupt
+        return write(target, value)
+
+    monkeypatch.setattr(optim_parameter, "write", writing)
+    with pytest.raises(KeyboardInterrupt):
+        stepped(opt, 1, [good, bad])
+    assert all(
+        same_bits(np.asarray(x), np.asarray(y.numpy()))
+        for x, y in zip(before, (good, bad, *opt.variables), strict=True)
+    )
+    assert good.data is held
+    assert not wrote or not same_bits(wrote[0], before[0])

@@ -237,7 +237,7 @@ class Optimizer:
         if self._var_list:
             msg = "iterations: setting is required before build; use iterations.assign afterwards"
             raise RuntimeError(msg)
-        self._iterations.assign(np.asarray(int(value)))
+        self._iterations.assign(np.asarray(int(number("iterations", value))))
 
     @property
     def variables(self) -> list[Any]:
