@@ -6,7 +6,7 @@ of that step: an inverse that it shows is what the envelope of its gradient begi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -54,7 +54,7 @@ class Layered:
         rule: ModuleType,
         case: Case,
         profile: Profile,
-        changed: dict[str, Any] | None = None,
+        changed: Mapping[str, Any] | None = None,
         *,
         space: Any,
         shown: dict[Key, Any] | None = None,
@@ -211,7 +211,7 @@ def observed(rule: ModuleType, case: Case, run: Run) -> dict[Key, Any]:
 
 
 def numpy_run(
-    rule: ModuleType, case: Case, profile: Profile, changed: dict[str, Any] | None = None
+    rule: ModuleType, case: Case, profile: Profile, changed: Mapping[str, Any] | None = None
 ) -> Run:
     """Run a case by the rule of a profile; `changed`: choices put in place of what it asks for."""
     wanted = case.source.get("record") or range(1, case.steps + 1)
@@ -234,6 +234,11 @@ def numpy_run(
     dtypes = dict.fromkeys(("gradient", "m", "param"), case.dtypes)
     dtypes["t"] = ["float64"] * len(case.params)
     return Run(profile.name, steps, dtypes, None, None, factors)
+
+
+def judging(rule: ModuleType) -> type[Judge]:
+    """The judge for the runs of a rule."""
+    return LayerJudge if hasattr(rule, "Layer") else Judge
 
 
 class LayerJudge(Judge):

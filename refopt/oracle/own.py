@@ -10,6 +10,7 @@ import numpy as np
 from refopt.interp import arrays
 from refopt.interp.formats import COMPLEX
 from refopt.interp.rounded import Rounded, carried, plain
+from refopt.oracle import layered
 from refopt.oracle.golden import Case, Run, Schedule, Sparse, Values
 from refopt.oracle.spec import RULES
 from refopt.typing import Profile
@@ -18,6 +19,8 @@ from refopt.typing import Profile
 def numpy_run(case: Case, profile: Profile, changed: Mapping[str, Any] | None = None) -> Run:
     """Run a case by the rule of a profile; `changed`: choices put in place of what it asks for."""
     rule = RULES[case.id.partition(".")[0]]
+    if case.layers:
+        return layered.numpy_run(rule, case, profile, changed)
     # NumPy has no bfloat16 of its own: such arrays are float32, rounded here.
     half = set(case.dtypes) == {"bfloat16"}
     step: Any = _bfloat16_step if half else arrays.run

@@ -10,6 +10,7 @@ import traceback
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import cache
 from multiprocessing import get_context, parent_process
@@ -24,9 +25,10 @@ import numpy as np
 from refopt.errors import CaseError
 from refopt.oracle import golden
 from refopt.oracle.golden import Case, Recording, Run
+from refopt.oracle.layered import judging
 from refopt.oracle.own import numpy_run
 from refopt.oracle.spec import RULES
-from refopt.oracle.verdict import Changes, Judge, Verdict, equal
+from refopt.oracle.verdict import Changes, Verdict, equal
 from refopt.typing import Profile
 
 REJECTED, SKIPPED = "rejected", "skipped"
@@ -247,7 +249,7 @@ def _judged(case: Case, item: Item) -> Result:
 def _verdict(case: Case, item: Item, result: Result) -> Result:
     profile = profiles(case)[item.profile]
     run = item.run or numpy_run(case, profile)
-    judge = Judge(rule(case), case, run, profile)
+    judge = judging(rule(case))(rule(case), case, run, profile)
     vector = "kills" in case.source and item.run is not None
     known = _Any() if not item.axes else _excluded.setdefault((item.name, profile.name), set())
     verdict = judge.verdict(skip=set() if vector or item.every else known)
@@ -295,13 +297,27 @@ def spread(given: Iterable[Task], jobs: int) -> Iterator[list[Result]]:
         waiting: deque[Future[list[Result]]] = deque()
         try:
             for task in given:
-                waiting.append(pool.submit(work, task))
+                with _uninterrupted():  # a worker may start here, and ignores nothing yet
+                    waiting.append(pool.submit(work, task))
                 while waiting and (waiting[0].done() or len(waiting) > 8 * jobs):
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Hold an interrupt back; a process that starts meanwhile never sees one."""
+    if not hasattr(signal, "pthread_sigmask"):  # on Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _ignore_interrupts() -> None:
