@@ -1,7 +1,8 @@
 """The reference for optimizers: one source of mathematics, run on any array library."""
 
-from refopt import schedules
+from refopt import layers, schedules
 from refopt.optim import (
+    THOR,
     EMAOption,
     GradientsClipOption,
     GradientTape,
@@ -18,7 +19,11 @@ from refopt.optim import (
     save,
 )
 
+thor = THOR
+"""`THOR` under its MindSpore name."""
+
 __all__ = [
+    "THOR",
     "EMAOption",
     "GradientTape",
     "GradientsClipOption",
@@ -29,9 +34,11 @@ __all__ = [
     "RMSprop",
     "RemovableHandle",
     "Variable",
+    "layers",
     "load",
     "register_optimizer_step_post_hook",
     "register_optimizer_step_pre_hook",
     "save",
     "schedules",
+    "thor",
 ]

@@ -17,7 +17,7 @@ COMMON = {"typing", "errors"}
 
 # Which parts of refopt a part may import, besides itself.
 ARROWS = {
-    "__init__": {*COMMON, "optim", "schedules"},
+    "__init__": {*COMMON, "layers", "optim", "schedules"},
     "typing": set(),
     "errors": set(),
     "rules": COMMON,
@@ -25,6 +25,7 @@ ARROWS = {
     "parallel": COMMON,
     "problems": COMMON,
     "optim": {*COMMON, "rules", "interp", "parallel"},
+    "layers": {"optim"},
     "schedules": {"optim"},
     "oracle": {*COMMON, "rules", "interp", "optim"},
     "cli": {"", *COMMON, "rules", "interp", "parallel", "problems", "optim", "oracle"},
@@ -44,6 +45,7 @@ PACKAGES = {
     "parallel": {ANYWHERE: ARRAYS, INSIDE: {"cupy", "jax", "mpi4py"}},
     "problems": {ANYWHERE: ARRAYS, INSIDE: set()},
     "optim": {ANYWHERE: ARRAYS, INSIDE: {"safetensors"}},
+    "layers": {ANYWHERE: set(), INSIDE: set()},
     "schedules": {ANYWHERE: set(), INSIDE: set()},
     "oracle": {ANYWHERE: {*ARRAYS, "flint"}, INSIDE: {"jsonschema"}},
     "cli": {ANYWHERE: {"typer", "rich"}, INSIDE: ARRAYS},

@@ -335,8 +335,8 @@ def passage(param: Any, half: str) -> Passage:
     xp, dtype, name = array_namespace(param), param.dtype, dtype_name(param)
 
     def enter(x: Any) -> Any:
-        if x is None:
-            return None
+        if x is None or isinstance(x, float):
+            return x
         if is_sparse(x):
             return x._replace(values=enter(x.values))
         if name in COMPLEX:
@@ -351,9 +351,9 @@ def passage(param: Any, half: str) -> Passage:
         return x
 
     def leave(x: Any, stored: bool) -> Any:
-        if x is None:
-            return None
         x = _own(plain(x))
+        if x is None or isinstance(x, float):
+            return x
         if name in COMPLEX:
             return as_complex(x)
         return xp.astype(x, dtype) if name in HALF and (stored or half == "each") else x
@@ -382,9 +382,9 @@ def is_traced(x: Any) -> bool:
 
 
 def laid_out_like(x: Any, pattern: Any) -> Any:
-    """`x` with the strides, or on JAX the sharding, of `pattern`."""
-    if x is None:
-        return None
+    """`x` with the strides, or on JAX the sharding, of `pattern`, where that has its shape."""
+    if not is_array_api_obj(x) or x.shape != pattern.shape:
+        return x
     if is_jax_array(x):
         return _sharded_like(x, pattern)
     if _strides(x) == _strides(pattern):
@@ -537,7 +537,9 @@ def applied(
 
 def _stored(way: Passage, x: Any, param: Any) -> Any:
     x = way.leave(x, True)
-    return x if x.dtype == param.dtype else array_namespace(x).astype(x, param.dtype)
+    if not is_array_api_obj(x) or x.dtype == param.dtype:
+        return x
+    return array_namespace(x).astype(x, param.dtype)
 
 
 def compiled(function: Callable[..., Any], like: Any) -> Callable[..., Any]:

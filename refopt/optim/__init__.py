@@ -11,11 +11,13 @@ from refopt.optim.parameter import Parameter
 from refopt.optim.rmsprop import RMSprop
 from refopt.optim.storage import load, save
 from refopt.optim.tape import GradientTape
+from refopt.optim.thor import THOR
 
 Variable = Parameter
 """`Parameter` under its Keras name."""
 
 __all__ = [
+    "THOR",
     "EMAOption",
     "GradientTape",
     "GradientsClipOption",

@@ -1,0 +1,259 @@
+"""Layers of a net as THOR sees them: names, parameters, and how an input became an output."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NamedTuple
+
+from refopt.interp.arrays import dtype_name
+from refopt.interp.formats import FORMATS
+from refopt.interp.host import is_array
+from refopt.optim.parameter import Parameter, kind
+from refopt.rules import thor as rule
+
+
+class Factors(NamedTuple):
+    """Second moments of a layer, computed by the user (THO-3).
+
+    A is that of the input, (n, n) with n = in·kh·kw; of a table how often each id occurred, (V,).
+    G is that of the gradient of the scaled loss for the output before the bias, (out, out).
+    """
+
+    A: Any
+    G: Any
+    a_normalizer: float | None = None  # rows behind A; required of a convolution and of a table
+    g_normalizer: float | None = None  # rows behind G; required of a convolution
+
+
+class Layer:
+    """A layer: its name and its parameters, the weight first.
+
+    An array becomes a `Parameter`; a `Parameter` takes the name that the layer gives it.
+
+    Attributes
+    ----------
+    name : str
+        Under which statistics are supplied.
+    parameters : tuple of Parameter
+        Named `<layer>.<parameter>`.
+
+    """
+
+    kind: ClassVar[str]
+
+    def __init__(self, name: str, **parameters: Any) -> None:
+        if not isinstance(name, str) or not name:
+            msg = f"name: a text is required, got {name!r}"
+            raise TypeError(msg)
+        self.name = name
+        given = {key: x for key, x in parameters.items() if x is not None}
+        self.parameters = tuple(_parameter(f"{name}.{key}", x) for key, x in given.items())
+
+    def described(self, numbers: tuple[int, ...]) -> rule.Layer:
+        """The layer as the rule knows it, its parameters by number."""
+        return rule.Layer(self.kind, numbers, self.parameters[0].shape)
+
+    def __repr__(self) -> str:
+        own = ", ".join(f"{p.name}: {p.shape}" for p in self.parameters)
+        return f"{type(self).__name__}({own})"
+
+
+class _Weighted(Layer):
+    """A layer with a weight, and maybe a bias."""
+
+    shape: ClassVar[str]  # of the weight
+
+    def __init__(self, name: str, **parameters: Any) -> None:
+        super().__init__(name, **parameters)
+        self.weight = self.parameters[0]
+        wanted = self.shape.split(", ")
+        if len(self.weight.shape) != len(wanted) or 0 in self.weight.shape:
+            msg = f"{name}: a weight ({self.shape}) is required, got shape {self.weight.shape}"
+            raise ValueError(msg)
+        self.bias = self.parameters[1] if len(self.parameters) > 1 else None
+        out = self.weight.shape[:1]
+        if self.bias is not None and self.bias.shape != out:
+            msg = f"{name}: a bias of shape {out} is required, got {self.bias.shape}"
+            raise ValueError(msg)
+
+
+class Dense(_Weighted):
+    """y = x wᵀ + b.
+
+    Parameters
+    ----------
+    name : str
+        The parameters are `<name>.weight` and `<name>.bias`.
+    weight : array or Parameter
+        Shape (out, in).
+    bias : array or Parameter, optional
+        Shape (out,) (default: None).
+
+    Statistics: input (..., in), output gradient (..., out), the same leading axes.
+    """
+
+    kind = rule.DENSE
+    shape = "out, in"
+
+    def __init__(self, name: str, weight: Any, bias: Any = None) -> None:
+        super().__init__(name, weight=_given("weight", weight), bias=bias)
+
+
+class Conv2d(_Weighted):
+    """A convolution over two axes, of one group.
+
+    Parameters
+    ----------
+    name : str
+        The parameters are `<name>.weight` and `<name>.bias`.
+    weight : array or Parameter
+        Shape (out, in, kh, kw).
+    bias : array or Parameter, optional
+        Shape (out,) (default: None).
+    stride, dilation : int or pair of int
+        Down and across, at least 1 (default: 1).
+    padding : str, int, two or four of int
+        "same": zeros so that ceil(size / stride) positions result, the odd one behind; "valid":
+        none; a number for all sides, for (down, across), or for (top, bottom, left, right)
+        (default: "same").
+
+    Statistics: input (samples, in, height, width), output gradient (samples, out, down, across).
+    """
+
+    kind = rule.CONV
+    shape = "out, in, kh, kw"
+
+    def __init__(
+        self,
+        name: str,
+        weight: Any,
+        bias: Any = None,
+        stride: Any = 1,
+        padding: Any = "same",
+        dilation: Any = 1,
+    ) -> None:
+        super().__init__(name, weight=_given("weight", weight), bias=bias)
+        self.stride = _pair(f"{name}: stride", stride)
+        self.dilation = _pair(f"{name}: dilation", dilation)
+        self.padding = _padding(f"{name}: padding", padding)
+
+    def described(self, numbers: tuple[int, ...]) -> rule.Layer:
+        """The layer as the rule knows it, its parameters by number."""
+        layer = super().described(numbers)
+        return layer._replace(stride=self.stride, padding=self.padding, dilation=self.dilation)
+
+
+class Embedding(_Weighted):
+    """Rows of a table, by their ids.
+
+    Parameters
+    ----------
+    name : str
+        The parameter is `<name>.weight`.
+    weight : array or Parameter
+        The table, shape (ids, width).
+
+    Statistics: input, the ids, integers of any shape (...); output gradient (..., width).
+    """
+
+    kind = rule.EMBEDDING
+    shape = "ids, width"
+
+    def __init__(self, name: str, weight: Any) -> None:
+        super().__init__(name, weight=_given("weight", weight))
+
+
+class EmbeddingLookup(Embedding):
+    """As `Embedding`; under the profiles of MindSpore what its layer of this name does."""
+
+    kind = rule.LOOKUP
+
+
+class LayerNorm(Layer):
+    """A normalisation whose scale and offset are divided by their own second moments (THO-6.3).
+
+    Parameters
+    ----------
+    name : str
+        The parameters are `<name>.gamma` and `<name>.beta`.
+    weight : array or Parameter
+        Scale γ.
+    bias : array or Parameter, optional
+        Offset β (default: None).
+
+    """
+
+    kind = rule.NORM
+
+    def __init__(self, name: str, weight: Any, bias: Any = None) -> None:
+        super().__init__(name, gamma=_given("weight", weight), beta=bias)
+
+
+Norm = LayerNorm
+
+
+class Other(Layer):
+    """Parameters that step by their plain gradient: of BatchNorm, say, or without a layer.
+
+    Parameters
+    ----------
+    name : str
+        The parameters are `<name>.0`, `<name>.1` and so on, and `<name>.<key>`.
+    *parameters, **named : array or Parameter
+        At least one.
+
+    """
+
+    kind = rule.OTHER
+
+    def __init__(self, name: str, *parameters: Any, **named: Any) -> None:
+        if not (parameters or named):
+            msg = f"{name}: at least one parameter is required, got none"
+            raise ValueError(msg)
+        super().__init__(name, **{str(i): x for i, x in enumerate(parameters)}, **named)
+
+
+def _given(name: str, x: Any) -> Any:
+    if x is None:
+        msg = f"{name}: an array or a Parameter is required, got None"
+        raise TypeError(msg)
+    return x
+
+
+def _parameter(name: str, x: Any) -> Parameter:
+    if not isinstance(x, Parameter) and not is_array(x):
+        msg = f"{name}: an array or a Parameter is required, got {kind(x)}"
+        raise TypeError(msg)
+    if dtype_name(x) not in FORMATS:
+        msg = f"{name}: a real floating-point array is required, got {dtype_name(x)}"
+        raise TypeError(msg)
+    parameter = x if isinstance(x, Parameter) else Parameter(x)
+    parameter.name = name
+    return parameter
+
+
+def _pair(where: str, x: Any) -> tuple[int, int]:
+    down, across = x if isinstance(x, tuple | list) and len(x) == 2 else (x, x)
+    if not (_is_count(down) and _is_count(across) and down >= 1 and across >= 1):
+        msg = f"{where}: one or two integers >= 1 are required, got {x!r}"
+        raise ValueError(msg)
+    return down, across
+
+
+def _padding(where: str, x: Any) -> Any:
+    if x in ("same", "valid"):
+        return x
+    sides = list(x) if isinstance(x, tuple | list) else [x]
+    if len(sides) in (1, 2, 4) and all(_is_count(side) for side in sides):
+        match sides:
+            case [n]:
+                return (n, n), (n, n)
+            case [down, across]:
+                return (down, down), (across, across)
+            case [top, bottom, left, right]:
+                return (top, bottom), (left, right)
+    msg = f"{where}: 'same', 'valid', or 1, 2 or 4 integers >= 0 are required, got {x!r}"
+    raise ValueError(msg)
+
+
+def _is_count(x: Any) -> bool:
+    return isinstance(x, int) and not isinstance(x, bool) and x >= 0

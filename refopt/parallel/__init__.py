@@ -1,0 +1,1 @@
+"""Sums over workers, on an engine that exists."""
