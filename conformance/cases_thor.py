@@ -387,7 +387,7 @@ def ascend(release: str) -> list[Case]:
         ),
         given(
             "ascend-two-outputs",
-            "A layer of two outputs has the identity for the inverse of G; 64 columns need no padding.",
+            "A layer of two outputs has the identity for G's inverse; 64 columns are not padded.",
             "two-outputs",
             [dense("fc1", 64, 4), dense("fc2", 2, 64)],
             frequency="2",
@@ -423,5 +423,26 @@ def ascend(release: str) -> list[Case]:
             "In a network with a conv LayerNorm's parameters are left as they are.",
             "conv norm scale",
             [conv("conv", 4, 2, 1, positions=[9, 9], bias=True), norm("ln", 5), dense("fc", 3, 5)],
+        ),
+        given(
+            "ascend-two-outputs-padded",
+            "The inverse of A keeps its padding beside a layer of two outputs: an error.",
+            "two-outputs error",
+            [dense("fc1", 5, 4), dense("fc2", 2, 5)],
+            steps=1,
+        ),
+        given(
+            "ascend-dense-first",
+            "A dense layer before the first conv: the inverses of the one meet the other's.",
+            "conv error",
+            [dense("fc", 3, 5), conv("conv", 4, 2, 3, positions=[36, 36])],
+            steps=1,
+        ),
+        given(
+            "ascend-conv-two-outputs",
+            "A layer of two outputs in a network with a conv leaves no scale: an error.",
+            "conv two-outputs error",
+            [conv("conv", 4, 2, 3, positions=[36, 36]), dense("fc", 2, 5)],
+            steps=1,
         ),
     ]
