@@ -53,6 +53,7 @@ PACKAGES = {
 # Single files that may import more, anywhere.
 EXTRA = {
     "interp/balls.py": {"flint"},
+    "interp/bands.py": {"flint"},
     "interp/envelope.py": {"flint"},
     "oracle/report.py": {"rich"},
 }
