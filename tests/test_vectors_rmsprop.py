@@ -136,8 +136,8 @@ CLAMPED = DOCUMENTED._replace(choices=DOCUMENTED.choices._replace(variance=rmspr
 @pytest.mark.parametrize(
     ("dtype", "steps", "turned"),
     [
-        ("float32", (136, 137), ([0, 2], [0, 1, 2])),
-        ("float64", (328, 329), ([0, 2, 3], [0, 1, 2, 3])),
+        ("float32", (136, 137), ([0], [0, 1])),
+        ("float64", (328, 329), ([0, 2], [0, 1, 2])),
     ],
 )
 def test_constant_gradients_show_what_clamping_changes(dtype, steps, turned):
