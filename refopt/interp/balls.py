@@ -163,3 +163,116 @@ def array(values: list[Any]) -> Any:
     result = np.empty(len(values), dtype=object)
     result[:] = [flint.arb(x) for x in values]
     return result
+
+
+class MatrixSpace(Space):
+    """The namespace (`refopt.typing.Matrices`) of object arrays of balls, of any shape."""
+
+    def array(self, values: Any, dtype: str) -> Any:
+        """Exact balls, shaped like the values."""
+        return array(np.ravel(values).tolist()).reshape(np.shape(values))
+
+    def sum(self, x: Any) -> Any:
+        """The sum of all elements, shape ()."""
+        return _scalar(sum(x.ravel(), flint.arb(0)))
+
+    def sqrt(self, x: Any) -> Any:
+        return super().sqrt(np.asarray(x, dtype=object))  # NumPy unwraps a result of shape ()
+
+    def maximum(self, x: Any, y: Any) -> Any:
+        """The larger of each pair."""
+        x, y = np.broadcast_arrays(*(np.asarray(z, dtype=object) for z in (x, y)))
+        return super().maximum(x.ravel(), y.ravel()).reshape(x.shape)
+
+    def float16(self, x: Any) -> Any:
+        f = FORMATS["float16"]
+        return np.array([rounded(e, f) for e in x.ravel()], dtype=object).reshape(x.shape)
+
+    def shape(self, x: Any) -> tuple[int, ...]:
+        return tuple(x.shape)
+
+    def length(self, x: Any) -> int:
+        return len(x)
+
+    def reshape(self, x: Any, shape: tuple[int, ...]) -> Any:
+        return x.reshape(shape)
+
+    def permute(self, x: Any, axes: tuple[int, ...]) -> Any:
+        return x.transpose(axes)
+
+    def transpose(self, x: Any) -> Any:
+        return np.swapaxes(x, -1, -2)
+
+    def cut(self, x: Any, slices: tuple[slice, ...]) -> Any:
+        return x[slices]
+
+    def pad(self, x: Any, widths: Any) -> Any:
+        return np.pad(x, widths, constant_values=flint.arb(0))
+
+    def stack(self, parts: Any, axis: int) -> Any:
+        return np.stack(parts, axis)
+
+    def mean(self, x: Any, axis: int) -> Any:
+        return np.sum(x, axis=axis) / x.shape[axis]
+
+    def trace(self, x: Any) -> Any:
+        return self.sum(np.diagonal(x))
+
+    def max_abs(self, x: Any) -> Any:
+        """The largest absolute value, shape ()."""
+        return _scalar(max_of([abs(e) for e in x.ravel()]))
+
+    def counts(self, ids: Any, size: int, like: Any) -> Any:
+        return self.array(np.bincount(np.ravel(ids), minlength=size), "")
+
+    def eye(self, n: int, like: Any) -> Any:
+        return self.array(np.eye(n), "")
+
+    def diagonal_blocks(self, x: Any, size: int) -> Any:
+        count, n = -(-len(x) // size), len(x)
+        whole = self.eye(count * size, x)
+        whole[:n, :n] = x
+        tiles = whole.reshape(count, size, count, size)
+        return tiles[np.arange(count), :, np.arange(count), :]
+
+    def matmul(self, x: Any, y: Any) -> Any:
+        return np.matmul(x, y)
+
+    def spd_inverse(self, x: Any) -> Any:
+        """The inverses, each proven to exist; ZeroDivisionError where that is not."""
+        return self._each(lambda matrix: matrix.inv(), x)
+
+    def inverse_cholesky(self, x: Any) -> Any:
+        """L⁻¹ of x = L Lᵀ; NaN where a matrix may not be positive definite."""
+        return self._each(lambda matrix: _factor(matrix).inv(), x)
+
+    @staticmethod
+    def _each(function: Any, x: Any) -> Any:
+        n = x.shape[-1]
+        results = [function(flint.arb_mat(matrix.tolist())) for matrix in x.reshape(-1, n, n)]
+        return np.array([r.entries() for r in results], dtype=object).reshape(x.shape)
+
+
+def _scalar(x: Any) -> Any:
+    result = np.empty((), dtype=object)
+    result[()] = x
+    return result
+
+
+def max_of(values: list[Any]) -> Any:
+    """The largest of some balls."""
+    result = values[0]
+    for value in values[1:]:
+        result = result.max(value)
+    return result
+
+
+def _factor(x: Any) -> Any:
+    """The lower triangular L of x = L Lᵀ, row by row."""
+    n = x.nrows()
+    lower = flint.arb_mat(n, n)
+    for i in range(n):
+        for j in range(i + 1):
+            rest = x[i, j] - sum((lower[i, k] * lower[j, k] for k in range(j)), flint.arb(0))
+            lower[i, j] = rest.sqrt() if i == j else rest / lower[j, j]
+    return lower

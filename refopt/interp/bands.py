@@ -179,10 +179,10 @@ class Bands:
 
     # -- inverses --------------------------------------------------------------------------------
     def spd_inverse(self, x: Band) -> Band:
-        """Every X that an inversion may give: of residual |B X - I| <= k n u |B| |X| (ENV-17).
+        """Every X of a residual ‖B X - I‖₁ ≤ 8 n u ‖B‖₁ ‖X‖₁, for every B in the range (ENV-17).
 
-        In the Frobenius norm, for every symmetric B in the range. No bounds where some B may not
-        be positive definite.
+        That is what `refopt.interp.linalg` keeps on every library. No bounds where some symmetric B
+        may not be positive definite.
         """
         b, r = _middle(x)
         n = x.shape[-1]
@@ -193,20 +193,24 @@ class Bands:
             tail = alpha * alpha / (1 - alpha) * np.max(abs(inverse), axis=-2, keepdims=True)
             exact = (error @ abs(inverse) + tail) * (1 + 8 * n * U)
             size = abs(inverse) + exact
-            residual = self._width(n, x.dtype) * _norm(abs(b) + r) * _norm(size)
-            row = np.sqrt(np.sum(size * size, axis=-1, keepdims=True))
+            residual = self._inversion(n, x.dtype) * _one_norm(abs(b) + r) * _one_norm(size)
+            row = np.max(size, axis=-1, keepdims=True)
             wide = exact + residual * np.minimum(row, np.swapaxes(row, -1, -2)) * (1 + 8 * n * U)
             wide = np.where(sound & (alpha < 1), wide, np.inf)
             return self.bounded(inverse - wide, inverse + wide, x.dtype)
 
+    def _inversion(self, n: int, dtype: str) -> float:
+        """The residual of an inversion, as a share of the norms of both matrices."""
+        return 8 * n * _unit(dtype) + 8 * (n + 2) * U
+
     def inverse_cholesky(self, x: Band) -> Band:
-        """Every W = L⁻¹ of L Lᵀ = B + E with |E| <= k n u |B|, in the Frobenius norm (ENV-17)."""
+        """Every W = L⁻¹ of L Lᵀ = B + E with ‖E‖ ≤ 8 n u ‖B‖ in the Frobenius norm (ENV-17)."""
         b, r = _middle(x)
         n = x.shape[-1]
         w, sound = _inverse_factor(b)
         with np.errstate(all="ignore"):
             size = abs(w)
-            share = self._width(n, x.dtype)
+            share = self._inversion(n, x.dtype)
             near = abs(w @ b @ np.swapaxes(w, -1, -2) - np.eye(n))
             spread = size @ (r + 8 * (n + 2) * U * abs(b)) @ np.swapaxes(size, -1, -2)
             phi = _norm(near + spread) + share * _norm(abs(b) + r) * _norm(size) ** 2
@@ -334,6 +338,12 @@ def _largest(x: Band) -> Ends:
 def _norm(x: Ends) -> Ends:
     """Frobenius norms of matrices, upward."""
     norm: Ends = np.sqrt(np.sum(x * x, axis=(-1, -2), keepdims=True)) * (1 + 1e3 * U)
+    return norm
+
+
+def _one_norm(x: Ends) -> Ends:
+    """Largest column sums of matrices without signs, upward."""
+    norm: Ends = np.max(np.sum(x, axis=-2, keepdims=True), axis=-1, keepdims=True) * (1 + 1e3 * U)
     return norm
 
 

@@ -88,7 +88,7 @@ class Layered:
             self.space.array(np.asarray(values).reshape(shape), dtype)
             for values, shape, dtype in zip(case.params, case.shapes, case.dtypes, strict=True)
         ]
-        xp = self.space if isinstance(self.space, Bands) else namespace_of(*params)
+        xp = namespace_of(*params) if isinstance(self.space, Arrays) else self.space
         pairs = [rule.init(p, self.choices, xp=xp, num=num) for p in params]
         memory = Memory(params, [state for state, _ in pairs], [clock for _, clock in pairs])
         hypers = self.hypers()
