@@ -748,6 +748,19 @@ def test_a_parameter_keeps_its_layout_and_one_that_is_replaced_its_order(library
     assert library.strides(param.data) == want
 
 
+@pytest.mark.parametrize("capturable", [False, True])
+def test_counters_of_shape_1_leave_the_shape_of_the_parameter_alone(capturable):
+    param = refopt.Parameter(np.asarray(1.0))
+    param.grad = np.asarray(0.5)
+    optimizer = refopt.NAdam([param], capturable=capturable, momentum_decay=0.0)
+    optimizer.step()
+    optimizer.state[param].update(step=np.array([1.0]), mu_product=np.array([[0.25]]))
+    optimizer.step()
+    assert param.data.shape == optimizer.state[param]["exp_avg"].shape == ()
+    assert optimizer.state[param]["step"].item() == 2.0
+    assert optimizer.state[param]["mu_product"].item() == 0.25 * 0.45
+
+
 # -- flags ----------------------------------------------------------------------------------------
 
 
