@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any
@@ -192,7 +191,7 @@ def assign(param: Any, value: Any, new_object: bool, undo: ExitStack) -> None:
         param.data = laid_out_like(value if new_object else written(old, value, undo), old)
     elif new_object:
         # recorded, unlike `write`; so is the way back
-        undo.callback(operator.setitem, param, ..., param.clone())
+        undo.callback(param.__setitem__, ..., param.clone())
         param[...] = value
     else:
         written(param, value, undo)
