@@ -152,6 +152,7 @@ for _name in ["add", "sub", "mul", "truediv", "pow"]:
     setattr(ndarray, f"__r{_name}__", _method(_op, True))
 for _name in ["lt", "le", "eq", "ne", "gt", "ge"]:
     setattr(ndarray, f"__{_name}__", _method(getattr(operator, _name), False))
+ndarray.__and__ = _method(operator.and_, False)
 
 
 def _wrapped(function, operand=_operand):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from array_api_compat import device, is_jax_array, is_jax_namespace
+import numpy as np
+from array_api_compat import device, is_dask_namespace, is_jax_array, is_jax_namespace
 
 from refopt.interp import linalg
 from refopt.interp.rounded import lift, plain, rounding_to
@@ -57,6 +58,11 @@ class Layouts:
         return lift(lambda a: self.xp.max(self.xp.abs(a)), x)
 
     def float16(self, x: Any, /) -> Any:
+        if is_dask_namespace(self.xp):
+            return lift(rounding_to(np.dtype("float16")), x)
+        if not hasattr(self.xp, "float16"):
+            message = f"float16: the array library must have it, {self.xp.__name__} has not"
+            raise TypeError(message)
         return lift(rounding_to(self.xp.float16), x)
 
     def counts(self, ids: Any, size: int, like: Any, /) -> Any:
