@@ -168,7 +168,7 @@ class NAdam(Optimizer):
         """Take one step with the gradients present.
 
         A parameter whose gradient is None stays as it is, its counters too. A step that fails
-        changes nothing; only what the closure did remains.
+        changes nothing, wherever it fails; only what the closure did remains.
 
         Parameters
         ----------
@@ -183,8 +183,8 @@ class NAdam(Optimizer):
         Raises
         ------
         ValueError, TypeError, RuntimeError, KeyError
-            A gradient or state that does not fit, a sparse gradient, an option of another kind;
-            the message names the parameter or the option.
+            A gradient or state that does not fit, a sparse gradient, parameters that share memory,
+            an option of another kind; the message names the parameter or the option.
         AssertionError
             `foreach` together with `differentiable`.
 
