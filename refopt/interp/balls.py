@@ -207,7 +207,8 @@ class MatrixSpace(Space):
         return x[slices]
 
     def pad(self, x: Any, widths: Any) -> Any:
-        return np.pad(x, widths, constant_values=flint.arb(0))
+        zero: Any = flint.arb(0)
+        return np.pad(x, widths, constant_values=zero)
 
     def stack(self, parts: Any, axis: int) -> Any:
         return np.stack(parts, axis)
