@@ -54,8 +54,8 @@ def norm(name: str, width: int, cell: str = "") -> Layer:
     return head | ({"cell": cell} if cell else {})
 
 
-def embedding(name: str, vocabulary: int, width: int, kind: str = "embedding") -> Layer:
-    return {"kind": kind, "name": name, "shapes": [[vocabulary, width]]}
+def embedding(name: str, vocabulary: int, width: int, **rest: Any) -> Layer:
+    return {"kind": "embedding", "name": name, "shapes": [[vocabulary, width]]} | rest
 
 
 def case(
@@ -341,7 +341,11 @@ def mindspore_2_0() -> list[Case]:
             "embedding-lookup",
             "The lookup on the device: factors in float16, G over the samples and not the ids.",
             "embedding",
-            [embedding("emb", 7, 4, "embedding_lookup"), norm("ln", 4), dense("fc", 3, 4)],
+            [
+                embedding("emb", 7, 4, kind="embedding_lookup", target="DEVICE"),
+                norm("ln", 4),
+                dense("fc", 3, 4),
+            ],
             IDS,
         ),
         case(

@@ -28,11 +28,6 @@ def make():
     del sys.modules["make"]
 
 
-@pytest.fixture(autouse=True)
-def _known(monkeypatch):
-    monkeypatch.setitem(golden.RULES, "thor", thor)
-
-
 def documents():
     return [json.loads(path.read_text(encoding="utf-8")) for path in FILES]
 

@@ -48,7 +48,7 @@ class Specified:
     def __init__(self, optimizer: str) -> None:
         self.optimizer = optimizer
         self.data = spec.load(optimizer)
-        self.rule: ModuleType = spec.SPECIFIED[optimizer]
+        self.rule: ModuleType = spec.RULES[optimizer]
         self.clauses = {clause["id"]: clause for clause in self.data["clauses"]}
         self.alternatives = {
             alternative["clause"]: (axis, name)
@@ -77,7 +77,7 @@ class Specified:
         raise AssertionError(name)
 
 
-EACH = {optimizer: Specified(optimizer) for optimizer in spec.SPECIFIED}
+EACH = {optimizer: Specified(optimizer) for optimizer in spec.RULES}
 each = pytest.mark.parametrize("s", EACH.values(), ids=EACH)
 every = pytest.mark.parametrize(
     ("s", "axis", "name"),

@@ -186,7 +186,7 @@ def test_a_divisor_of_features_scales_a_by_rows_over_features():
 
 
 def test_a_lookup_on_the_host_only_divides_by_the_damping():
-    choices = Choices(lookup=thor.none_at_all, damping=thor.rooted)
+    choices = Choices(lookup=thor.by_target, damping=thor.rooted)
     # the root of its root is exact
     seen = trained(choices, HYPER._replace(damping=2.0**-4), options={}, steps=1)[0][4]
     assert (seen["preconditioned"] == 16 * seen["g"]).all()

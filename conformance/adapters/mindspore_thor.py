@@ -215,7 +215,7 @@ def build(layer, params):
     if cell == "embedding":
         return nn.Embedding(*shape)
     if cell == "embedding_lookup":
-        return nn.EmbeddingLookup(*shape, target="DEVICE", sparse=False)
+        return nn.EmbeddingLookup(*shape, target=layer["target"], sparse=False)
     return nn.LayerNorm(shape) if cell == "norm" else nn.BatchNorm2d(shape[0])
 
 

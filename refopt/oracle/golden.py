@@ -294,7 +294,7 @@ def _layers(rule: Any, source: dict[str, Any], shapes: tuple[list[int], ...]) ->
         members = _indices(_get(x, "params", list), f"params of {name}")
         if name in found or kind not in rule.KINDS or not members or max(members) >= len(shapes):
             _refuse(f"a layer must have a name of its own, a kind of {rule.KINDS}, and params", x)
-        rest = {key: _get(x, key, kind) for key, kind in (("padding", str),) if key in x}
+        rest: dict[str, Any] = {k: _get(x, k, str) for k in ("padding", "target") if k in x}
         if "stride" in x:
             rest["stride"] = tuple(_indices(x["stride"], f"stride of {name}"))
         found[name] = rule.Layer(kind, tuple(members), tuple(shapes[members[0]]), **rest)

@@ -25,11 +25,8 @@ from refopt.interp.arrays import namespace_of
 from refopt.interp.latex import aligned, latex
 from refopt.rules import nadam, rmsprop, thor
 
-RULES: dict[str, Any] = {"nadam": nadam, "rmsprop": rmsprop}
-"""Every rule that judges, by the name of its optimizer."""
-
-SPECIFIED: dict[str, Any] = {**RULES, "thor": thor}
-"""Every rule, likewise."""
+RULES: dict[str, Any] = {"nadam": nadam, "rmsprop": rmsprop, "thor": thor}
+"""Every rule, by the name of its optimizer."""
 
 
 def root() -> Path:
@@ -62,7 +59,7 @@ def equations(
     a dense one if none is named.
     """
     spec = load(optimizer)
-    if hasattr(SPECIFIED[optimizer], "Layer"):
+    if hasattr(RULES[optimizer], "Layer"):
         results = _of_layer(optimizer, choices, layer or "dense")
     else:
         results = _of_parameter(optimizer, choices, sparse=sparse)
@@ -83,7 +80,7 @@ def equations(
 
 def _of_parameter(optimizer: str, choices: Any, *, sparse: bool) -> dict[str, trace.Node]:
     """Every value of one step of a parameter that the rule takes by itself."""
-    rule, spec = SPECIFIED[optimizer], load(optimizer)
+    rule, spec = RULES[optimizer], load(optimizer)
     xp, num = trace.NAMESPACE, trace.FORMULA_NUMBERS
     param, grad = trace.name("param"), trace.name("grad")
     hyper = trace.symbols(rule.Hyper, "hyper", rule.Hyper(**spec.get("examples", {})))
@@ -125,7 +122,7 @@ def _of_layer(optimizer: str, choices: Any, kind: str) -> dict[str, trace.Node]:
 
     A convolution has factors, which stand for themselves; the others have statistics.
     """
-    rule, examples = SPECIFIED[optimizer], load(optimizer)["examples"]
+    rule, examples = RULES[optimizer], load(optimizer)["examples"]
     shape = tuple(load(optimizer)["shapes"][kind])
 
     def array(label: str, *shape: int) -> trace.Node:
@@ -187,7 +184,7 @@ def changed(
 
     `within`: alternatives that both sides take; the other axes are those of `Choices()`.
     """
-    rule = SPECIFIED[optimizer]
+    rule = RULES[optimizer]
 
     def lines(named: Mapping[str, str]) -> dict[str, str]:
         choices = {axis: rule.AXES[axis][name] for axis, name in named.items()}
@@ -258,10 +255,10 @@ def _block(lines: dict[str, str]) -> str:
 
 
 def _equations(optimizer: str) -> Iterator[str]:
-    yield _block(equations(optimizer, SPECIFIED[optimizer].Choices()))
+    yield _block(equations(optimizer, RULES[optimizer].Choices()))
     for block in load(optimizer)["blocks"]:
         if "layer" in block:
-            lines = equations(optimizer, SPECIFIED[optimizer].Choices(), layer=block["layer"])
+            lines = equations(optimizer, RULES[optimizer].Choices(), layer=block["layer"])
         elif "options" in block:
             lines = _asked_for(optimizer, block["options"])
         else:
@@ -271,7 +268,7 @@ def _equations(optimizer: str) -> Iterator[str]:
 
 def _asked_for(optimizer: str, options: Mapping[str, Any]) -> dict[str, str]:
     """The equations that options of the object change."""
-    rule = SPECIFIED[optimizer]
+    rule = RULES[optimizer]
     plain = rule.Choices()
     other = rule.configured(plain, rule.Hyper(), options)
     return _other(equations(optimizer, plain), equations(optimizer, other))
@@ -390,7 +387,7 @@ def _axes(optimizer: str) -> Iterator[str]:
 
 def _profiles(optimizer: str) -> Iterator[str]:
     spec = load(optimizer)
-    plain = SPECIFIED[optimizer].Hyper()._asdict()
+    plain = RULES[optimizer].Hyper()._asdict()
     rows = []
     for name, profile in spec["profiles"].items():
         hyper = [f"`{h}={x:g}`" for h, x in profile["hyper"].items() if x != plain[h]]
@@ -434,7 +431,7 @@ PARTS = {
 
 def main() -> None:
     """Renew the generated parts of every specification."""
-    for optimizer in SPECIFIED:
+    for optimizer in RULES:
         path = root() / f"{optimizer}.md"
         path.write_text(render(optimizer, path.read_text(encoding="utf-8")), encoding="utf-8")
 

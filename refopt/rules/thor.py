@@ -46,6 +46,7 @@ class Layer(NamedTuple):
     stride: tuple[int, int] = (1, 1)
     padding: Any = "same"  # or "valid", or ((top, bottom), (left, right))
     dilation: tuple[int, int] = (1, 1)
+    target: str = "CPU"  # where the table of an embedding lookup lies; or "DEVICE"
     beside_conv: bool = False  # whether the net has a convolution (`placed`)
     last: bool = False  # whether it is the last factored layer, and parameters follow (`placed`)
 
@@ -228,18 +229,17 @@ def mean_sample(x: Array, xp: Matrices) -> Array:  # THO-3.4b: MindSpore on GPUs
 
 
 # -- lookup (THO-3.6): the factors of an embedding lookup -----------------------------------------
-def as_embedding(factors: Factors, ds: Array, xp: Matrices) -> Factors:  # THO-3.6a
+def as_embedding(factors: Factors, layer: Layer, ds: Array, xp: Matrices) -> Factors:  # THO-3.6a
     return factors
 
 
-def per_sample(factors: Factors, ds: Array, xp: Matrices) -> Factors:  # THO-3.6b: on the device
-    rows = xp.length(xp.reshape(ds, (-1, xp.shape(factors.G)[0])))
-    moment = factors.G * (rows / xp.length(ds))
+def by_target(  # THO-3.6b: MindSpore
+    factors: Factors, layer: Layer, ds: Array, xp: Matrices
+) -> Factors:
+    if layer.target == "CPU":
+        return factors._replace(A=xp.zeros_like(factors.A), G=xp.zeros_like(factors.G))
+    moment = factors.G * (factors.a_normalizer / xp.length(ds))
     return factors._replace(A=xp.float16(factors.A), G=xp.float16(moment))
-
-
-def none_at_all(factors: Factors, ds: Array, xp: Matrices) -> Factors:  # THO-3.6c: on the host
-    return factors._replace(A=xp.zeros_like(factors.A), G=xp.zeros_like(factors.G))
 
 
 # -- averaging (THO-3.7): factors over time -------------------------------------------------------
@@ -585,7 +585,7 @@ class Choices(NamedTuple):
     dense: Callable[[Array, Layer, Matrices], Number] = by_rows
     patches: Callable[[Layer, int, int], Window] = of_the_layer
     conv: Callable[[Array, Matrices], Array] = every_sample
-    lookup: Callable[[Factors, Array, Matrices], Factors] = as_embedding
+    lookup: Callable[[Factors, Layer, Array, Matrices], Factors] = as_embedding
     averaging: Callable[[Array | None, Array, Hyper], Array] = latest
     reduction: Reduction = mean_of_factors
     scaling: Callable[[Array, Hyper], Array] = of_each_loss
@@ -659,7 +659,7 @@ def statistics(layer: Layer, a: Array, ds: Array, choices: Choices, *, xp: Matri
         rows = xp.length(d)
         counts = xp.counts(a, layer.shape[0], ds)  # THO-3.5
         factors = Factors(counts, moment(d, rows, xp), rows)
-        return c.lookup(factors, ds, xp) if layer.kind == LOOKUP else factors  # THO-3.6
+        return c.lookup(factors, layer, ds, xp) if layer.kind == LOOKUP else factors  # THO-3.6
     if layer.kind == CONV:
         d = xp.reshape(ds, (*xp.shape(ds)[:2], -1))
         a, d = (c.conv(x, xp) for x in (patches(a, layer, c, xp), d))  # THO-3.4
@@ -904,7 +904,7 @@ AXES: dict[str, dict[str, Any]] = {
         "same-and-square": same_and_square,
     },
     "conv": {"every-sample": every_sample, "mean-sample": mean_sample},
-    "lookup": {"as-embedding": as_embedding, "per-sample": per_sample, "none": none_at_all},
+    "lookup": {"as-embedding": as_embedding, "by-target": by_target},
     "averaging": {"latest": latest, "moving": moving},
     "reduction": {
         "mean-of-factors": mean_of_factors,
@@ -1023,7 +1023,7 @@ _corrected = _documented._replace(
 _mindspore = _corrected._replace(
     scalars=in_float32,
     past_end=zero,
-    lookup=none_at_all,
+    lookup=by_target,
     reduction=sum_of_inverses,
 )
 _gpu = _mindspore._replace(dense=by_features, patches=always_same, table=untransposed)
