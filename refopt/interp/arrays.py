@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -24,12 +24,12 @@ from array_api_compat import (
     is_numpy_array,
     is_numpy_namespace,
     is_torch_array,
-    is_torch_namespace,
     is_writeable_array,
 )
 
 from refopt.interp.formats import COMPLEX
 from refopt.interp.layouts import Layouts
+from refopt.interp.linalg import silence
 from refopt.interp.rounded import HALF, Carried, Rounded, carried, lift, plain, rounding_to
 from refopt.typing import Number, Profile
 
@@ -470,7 +470,7 @@ def run(
         type(state)(*map(way.enter, state)) if isinstance(state, tuple) else state
         for way, state in zip(ways, states, strict=True)
     ]
-    with _silence(xp.xp):
+    with silence(xp.xp):
         quantities, after, ticked = rule.update(
             [way.enter(x) for way, x in zip(ways, params, strict=True)],
             [way.enter(x) for way, x in zip(ways, grads, strict=True)],
@@ -503,11 +503,6 @@ def run(
 
 def _bare(x: Any) -> Any:
     return x.array if isinstance(x, Rounded) else x
-
-
-def _silence(xp: Any) -> Any:
-    """No warnings of NumPy; torch has none, and its compiler refuses the context."""
-    return nullcontext() if is_torch_namespace(xp) else np.errstate(all="ignore")
 
 
 def applied(

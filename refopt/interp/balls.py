@@ -254,6 +254,17 @@ class MatrixSpace(Space):
         return np.array([r.entries() for r in results], dtype=object).reshape(x.shape)
 
 
+def residual(a: Any, x: Any) -> Any:
+    """No less than ‖A X − I‖₁, for matrices (n, n) of exact numbers or balls."""
+    product = flint.arb_mat(a.tolist()) * flint.arb_mat(x.tolist())
+    return one_norm(np.array(product.entries(), dtype=object).reshape(a.shape) - np.eye(len(a)))
+
+
+def one_norm(x: Any) -> Any:
+    """No less than ‖X‖₁, the largest sum of the absolute values of a column."""
+    return max_of([sum(map(abs, map(flint.arb, column))) for column in x.T.tolist()]).upper()
+
+
 def _scalar(x: Any) -> Any:
     result = np.empty((), dtype=object)
     result[()] = x

@@ -1,8 +1,8 @@
 """Inverses of symmetric positive definite matrices, on any array library.
 
-Products of matrices do the work; of the `linalg` extension only blocks of `LEAF` columns see
-`cholesky` and `inv`. The library's factor is taken where it proves to be one, since CuPy and JAX
-do not raise, and dask gives the upper triangle.
+Products of matrices do the work; of the `linalg` extension only blocks of few columns see
+`cholesky` and `inv`. The library's factor is taken where it proves to be one, since CuPy does
+not say when it is none, and dask gives the upper triangle.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,48 +17,74 @@ from array_api_compat import (
     array_namespace,
     is_dask_array,
     is_jax_namespace,
+    is_numpy_namespace,
     is_torch_namespace,
 )
 
 from refopt.interp.formats import FORMATS
 from refopt.interp.rounded import HALF
 
-LEAF = 64  # columns; measured: below, calls cost more than products; above, `inv` does
-
 
 def spd_inverse(xp: Any, A: Any) -> Any:
-    """A⁻¹ = L⁻ᵀ L⁻¹ of symmetric positive definite matrices A = L Lᵀ.
+    """X = A⁻¹ = L⁻ᵀ L⁻¹ of symmetric positive definite matrices A = L Lᵀ.
 
-    ‖A X − I‖₁ ≤ 8 n u ‖A‖₁ ‖X‖₁ for the result X, on every library: LAPACK's own criterion for
-    its `potri`, with 8 for 20. u is the unit roundoff of the dtype in which it is computed, 2⁻⁵³
-    for float64 and 2⁻²⁴ for the others. A library that computes more precisely inside, as NumPy
-    does, stays within; none needs to.
+    ‖A X − I‖₁ ≤ 8 n u ‖A‖₁ ‖X‖₁ on every library, u = 2⁻⁵³ for float64, else 2⁻²⁴: the criterion
+    of LAPACK's tests for its own inverse, with 8 for 20. No library needs to compute more
+    precisely than its dtype; one that does, as NumPy does inside `linalg`, stays within.
 
     Arguments
     ---------
     xp: the array API namespace of `A`.
-    A: shape (…, n, n). float16 and bfloat16 are inverted in float32 and rounded once. Of an
-        asymmetric matrix (A + Aᵀ) / 2 is inverted.
+    A: shape (…, n, n). Of an asymmetric matrix (A + Aᵀ) / 2 is inverted. float16 and bfloat16
+        are inverted in float32, and the result is rounded once.
 
     Returns
     -------
-    Exactly symmetric matrices like `A`. One that is not finite, or not positive definite in
-    floating point, gives NaN in each element, without effect on the others.
+    Exactly symmetric matrices like `A`. One that is not finite, or not positive definite to
+    rounding, gives NaN in each of its elements, and in no other matrix.
 
     Source
     ------
-    Du Croz and Higham 1992, Stability of methods for matrix inversion; LAPACK's `dpot03`.
+    Du Croz and Higham 1992, Stability of methods for matrix inversion; LAPACK, `dpot03`.
     """
-    return _widened(xp, lambda xp, A: _gram(xp, _inverse(xp, _factor(xp, A, LEAF))), A)
+    return _computed(_spd_inverse, xp, A)
 
 
 def inverse_cholesky(xp: Any, A: Any) -> Any:
-    """L⁻¹, lower triangular, of symmetric positive definite matrices A = L Lᵀ.
+    """W = L⁻¹, lower triangular, of symmetric positive definite matrices A = L Lᵀ.
 
-    Arguments and error as `spd_inverse`, for X = L⁻ᵀ L⁻¹. Where a matrix is not finite or not
-    positive definite, the rows from the failing one on, the last at least, are NaN.
+    ‖W A Wᵀ − I‖ ≤ 8 n u ‖A‖ ‖W‖² in the Frobenius norm; u and arguments as in `spd_inverse`.
+    Where a matrix is not finite or not positive definite, the last row is NaN, if not more.
     """
-    return _widened(xp, lambda xp, A: _inverse(xp, _factor(xp, A, LEAF)), A)
+    return _computed(_inverse_cholesky, xp, A)
+
+
+def _inverse_cholesky(xp: Any, A: Any) -> Any:
+    return _inverse(xp, _factor(xp, A, _few(xp)))
+
+
+def _spd_inverse(xp: Any, A: Any) -> Any:
+    return _gram(xp, _inverse_cholesky(xp, A), _few(xp))
+
+
+def _few(xp: Any) -> int:
+    """Columns of a block for the library: where `inv` is slow few, else not many calls."""
+    return 64 if is_numpy_namespace(xp) else 256
+
+
+def _computed(function: Callable[[Any, Any], Any], xp: Any, A: Any) -> Any:
+    """`function`, with 16 bits in float32, and products in the precision of their dtype."""
+    if is_dask_array(A):  # no batched Cholesky, and errors only when it computes
+        whole = A.rechunk({A.ndim - 2: -1, A.ndim - 1: -1})
+        return whole.map_blocks(
+            lambda block: _computed(function, array_namespace(block), block),
+            dtype=A.dtype,
+            meta=A._meta,
+        )
+    with silence(xp), _full_precision(xp):
+        if str(A.dtype).rpartition(".")[2] in HALF:
+            return xp.astype(function(xp, xp.astype(A, xp.float32)), A.dtype)
+        return function(xp, A)
 
 
 def silence(xp: Any) -> AbstractContextManager[None]:
@@ -67,22 +92,8 @@ def silence(xp: Any) -> AbstractContextManager[None]:
     return nullcontext() if is_torch_namespace(xp) else np.errstate(all="ignore")
 
 
-def _widened(xp: Any, function: Callable[[Any, Any], Any], A: Any) -> Any:
-    """`function` of `A`, 16 bits in float32, and each product of matrices in full precision."""
-    if is_dask_array(A):  # it has no batched Cholesky, and raises only when it computes
-        whole = A.rechunk({A.ndim - 2: -1, A.ndim - 1: -1})
-        return whole.map_blocks(partial(_block, function), dtype=A.dtype, meta=A._meta)
-    with silence(xp), _full_precision(xp):
-        if str(A.dtype).rpartition(".")[2] in HALF:
-            return xp.astype(function(xp, xp.astype(A, xp.float32)), A.dtype)
-        return function(xp, A)
-
-
-def _block(function: Callable[[Any, Any], Any], A: Any) -> Any:
-    return _widened(array_namespace(A), function, A)
-
-
 def _full_precision(xp: Any) -> AbstractContextManager[None]:
+    """JAX multiplies float32 in fewer bits on GPUs and TPUs, unless told not to."""
     if not is_jax_namespace(xp):
         return nullcontext()
     import jax
@@ -138,7 +149,7 @@ def _leaf(xp: Any, A: Any, L: Any) -> _Leaf:
     bound = 4 * (n + 1) * _unit(A) * (norm * mT(norm))
     proved = xp.all(xp.abs(A - xp.matmul(L, mT(L))) < bound, axis=(-2, -1))
     positive = xp.all(xp.linalg.diagonal(L) > 0, axis=-1)
-    good = xp.expand_dims(xp.expand_dims(proved & positive, axis=-1), axis=-1)
+    good = xp.expand_dims(xp.expand_dims(xp.logical_and(proved, positive), axis=-1), axis=-1)
     L = xp.where(good, L, xp.full_like(L, math.nan))
     # Lᵀ, because no row of it is exchanged in elimination: back substitution alone
     return _Leaf(L, 1 / L if n == 1 else mT(xp.linalg.inv(mT(L))))
@@ -176,19 +187,21 @@ def _inverse(xp: Any, L: _Leaf | _Split) -> Any:
         return L.inverse
     head, tail = _inverse(xp, L.head), _inverse(xp, L.tail)
     below = _solve(xp, xp.matmul(-tail, L.below), L.head, transposed=False)
-    return _joined(xp, head, xp.zeros_like(xp.matrix_transpose(below)), below, tail)
+    # of this shape and in C order: `zeros_like` of a transposed array is not, and slow to join
+    zeros = xp.reshape(xp.zeros_like(below), xp.matrix_transpose(below).shape)
+    return _joined(xp, head, zeros, below, tail)
 
 
-def _gram(xp: Any, M: Any) -> Any:
+def _gram(xp: Any, M: Any, leaf: int) -> Any:
     """Mᵀ M, exactly symmetric, of a lower trapezoidal M: its first n rows are triangular."""
     mT, n = xp.matrix_transpose, M.shape[-1]
-    if n <= LEAF:
+    if n <= leaf:
         half = 0.5 * xp.matmul(mT(M), M)
         return half + mT(half)
-    h = _middle(n, LEAF)
+    h = _middle(n, leaf)
     left, right = M[..., :h], M[..., h:, h:]
     below = xp.matmul(mT(right), left[..., h:, :])
-    return _joined(xp, _gram(xp, left), mT(below), below, _gram(xp, right))
+    return _joined(xp, _gram(xp, left, leaf), mT(below), below, _gram(xp, right, leaf))
 
 
 def _joined(xp: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
