@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -64,7 +65,8 @@ def _exits() -> Iterator[None]:
         try:
             yield
         finally:
-            sys.stdout.flush()
+            if sys.stdout is not None:  # closed by whoever started us
+                sys.stdout.flush()
     except KeyboardInterrupt:
         typer.echo("interrupted", err=True)
         raise typer.Exit(INTERRUPTED) from None
@@ -94,6 +96,18 @@ def _reading(mine: bool) -> Iterator[None]:
             raise
         typer.echo(f"refopt: {error}", err=True)
         raise typer.Exit(USAGE) from None
+
+
+@contextmanager
+def _writable(path: Path) -> Iterator[IO[bytes]]:
+    """The file of a report, open from the start: a place that cannot be written is wrong usage."""
+    try:
+        file = path.open("wb")
+    except OSError as error:
+        msg = f"--junit must be a file that can be written, got {path}: {error.strerror}"
+        raise typer.BadParameter(msg) from None
+    with file:
+        yield file
 
 
 def _version(wanted: bool) -> None:
@@ -132,10 +146,10 @@ def check(
         str | None,
         typer.Argument(
             metavar="IMPLEMENTATION",
-            help="An installed framework (torch:NAdam, keras:Nadam, optax:nadam, timm:NAdamW, "
-            "paddle:NAdam, mindspore:NAdam), a file of recordings, or a folder where every .json "
-            "is one. Without it every recording and vector of the suite is judged, and refopt "
-            "itself on NumPy.",
+            help="An installed framework (torch:NAdam, torch:RMSprop, keras:RMSprop, "
+            "optax:rmsprop, …; any other name lists all), a file of recordings, or a folder where "
+            "every .json is one. Without it every recording and vector of the suite is judged, "
+            "and refopt itself on NumPy.",
             show_default=False,
         ),
     ] = None,
@@ -169,7 +183,7 @@ def check(
     ] = sys.executable,
     timeout: Annotated[
         float,
-        typer.Option(metavar="SECONDS", min=0, help="Give a framework so long for one case."),
+        typer.Option(metavar="SECONDS", help="Give a framework so long for one case."),
     ] = 60.0,
 ) -> None:
     """Judge whether every value that an implementation gave can be explained by the rule."""
@@ -177,8 +191,9 @@ def check(
         from refopt.oracle import live, report, suite
 
         started = time.perf_counter()
-        if junit is not None and not junit.parent.is_dir():
-            msg = f"--junit: the folder must exist, got {junit}"
+        if not 0 < timeout <= threading.TIMEOUT_MAX:
+            most = f"{threading.TIMEOUT_MAX:g}"
+            msg = f"--timeout must be a number of seconds above 0, at most {most}; got {timeout}"
             raise typer.BadParameter(msg)
         with _reading(implementation is not None):
             cases, framework = _cases(implementation, select)
@@ -201,17 +216,22 @@ def check(
             reports = as_json or junit is not None
             with _reading(implementation is not None or profile is not None):
                 tasks = list(
-                    suite.tasks(cases, profile, numpy=own, as_recorded=False, every=reports)
+                    suite.tasks(
+                        cases,
+                        profile,
+                        numpy=own,
+                        as_recorded=False,
+                        every=reports,
+                        beside="documented" if own else "",
+                    )
                 )
+        xml = None if junit is None else stack.enter_context(_writable(junit))
         tally, results = report.Tally(), []
-        if as_json:
-            _say(
-                report.header(
-                    {"implementation": implementation, "select": select, "profile": profile}
-                )
-            )
+        asked_for = {"implementation": implementation, "select": select, "profile": profile}
         code, complete = report.BROKE, False
         try:
+            if as_json:
+                _say(report.header(asked_for))
             processes = min(jobs or min(_processors(), 4), len(cases)) or 1
             for case in _progress(suite.spread(tasks, processes), len(cases)):
                 for result in case:
@@ -229,8 +249,8 @@ def check(
                 _say(report.footer(tally, code, seconds, complete=complete))
             else:
                 report.summary(tally, report.Terminal(), seconds, complete=complete)
-            if junit is not None:
-                junit.write_bytes(report.junit(results, seconds))
+            if xml is not None:
+                xml.write(report.junit(results, seconds))
         raise typer.Exit(code)
 
 

@@ -38,14 +38,19 @@ def refopt(*arguments: str | Path) -> Any:
 
 def process(*arguments: str, **keywords: Any) -> subprocess.Popen[str]:
     root = str(Path(cli.__file__).parent.parent)
-    return subprocess.Popen(
-        [sys.executable, "-m", "refopt.cli", *arguments],
-        env={**os.environ, "PYTHONPATH": root, "COLUMNS": "80"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **keywords,
-    )
+    # where whoever runs the tests ignores interrupts, the child would too
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-m", "refopt.cli", *arguments],
+            env={**os.environ, "PYTHONPATH": root, "COLUMNS": "80"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **keywords,
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def recording(folder: Path, change: Callable[[dict[str, Any]], Any], case: str = SHARP) -> Path:
@@ -154,6 +159,11 @@ def test_an_empty_selection_exits_with_5(arguments: tuple[str, ...]) -> None:
         (("check", "no/such/file.json"), "no/such/file.json"),
         (("check", "--profile", "torch-1.0"), "torch-1.0"),
         (("check", "--junit", "no/such/folder/x.xml"), "no/such/folder"),
+        (("check", "--junit", "."), "--junit must be a file that can be written, got ."),
+        (("check", "torch:NAdam", "--timeout", "inf"), "--timeout must be a number of seconds"),
+        (("check", "torch:NAdam", "--timeout", "nan"), "above 0, at most"),
+        (("check", "torch:NAdam", "--timeout", "-1"), "got -1.0"),
+        (("check", "torch:NAdam", "--timeout", "0"), "got 0.0"),
         (("check", "--jobs", "-1"), "--jobs"),
         (("check", "torch:NAdam", "--python", "no/such/python"), "cannot start no/such/python"),
         (("show", "nadam.no-such-case"), "nadam.no-such-case"),
@@ -259,11 +269,12 @@ def test_an_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no signal that a terminal sends")
-def test_an_interrupt_from_the_terminal_ends_all_processes() -> None:
+@pytest.mark.parametrize("lines", [1, 2], ids=["while-workers-start", "while-they-work"])
+def test_an_interrupt_from_the_terminal_ends_all_processes(lines: int) -> None:
     running = process("check", "--jobs", "2", "--json", start_new_session=True)
     assert running.stdout is not None
-    assert json.loads(running.stdout.readline())["kind"] == "header"
-    assert json.loads(running.stdout.readline())["kind"] == "run"
+    for kind in ("header", "run")[:lines]:
+        assert json.loads(running.stdout.readline())["kind"] == kind
     os.killpg(running.pid, signal.SIGINT)
     rest, said = running.communicate(timeout=60)
     assert running.returncode == INTERRUPTED
@@ -280,7 +291,11 @@ def test_json_lines_have_header_runs_and_footer() -> None:
     header, *runs, footer = (json.loads(text) for text in result.stdout.splitlines())
     assert (header["kind"], header["schema"]) == ("header", "refopt-report/1")
     assert header["suite"] == suite.version()
-    assert {x["kind"] for x in runs} == {"run"}
+    comparisons = [x for x in runs if x["kind"] == "comparison"]
+    assert {x["profile"] for x in comparisons} == {"documented"}
+    (loop,) = (x for x in comparisons if x["run"] == "torch-2.13")
+    assert (loop["feature"], loop["status"]) == ("weight_decay", "differs")
+    runs = [x for x in runs if x["kind"] == "run"]
     assert footer["complete"] is True
     assert footer["exit"] == OK
     assert sum(footer["counts"].values()) == len(runs)
@@ -321,6 +336,33 @@ def test_junit_counts_what_happened(tmp_path: Path) -> None:
     assert refopt("check", folder, "--junit", report, "--select", REFUSED).exit_code == OK
     kinds = [[child.tag for child in case] for case in ElementTree.parse(report).iter("testcase")]
     assert sorted(kinds) == [[], ["skipped"], ["skipped"]]
+
+
+def test_junit_is_xml_whatever_an_implementation_says(tmp_path: Path) -> None:
+    def rejected(run: dict[str, Any]) -> None:
+        run.clear()
+        run["error"] = {"type": "Error", "message": "\x1b[31m\x00 <&> \ud800 \ufffe [bold]é"}
+
+    path, report = recording(tmp_path, rejected), tmp_path / "report.xml"
+    result = refopt("check", path, "--junit", report)
+    assert result.exit_code == NOTHING, result.output
+    said = r"Error: \x1b[31m\x00 <&> \xd800 \xfffe [bold]é"
+    (found,) = ElementTree.parse(report).iter("skipped")
+    assert said in (found.text or "")
+    assert said in " ".join(result.stdout.split())
+
+
+def test_a_closed_output_is_no_error() -> None:
+    command = f"{sys.executable} -m refopt.cli check --select {SHARP} >&-"
+    root = str(Path(cli.__file__).parent.parent)
+    found = subprocess.run(
+        ["sh", "-c", command],
+        env={**os.environ, "PYTHONPATH": root},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (found.returncode, found.stderr) == (OK, "")
 
 
 def test_a_pipe_gets_text_without_colours_and_no_progress() -> None:

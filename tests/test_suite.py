@@ -1,5 +1,6 @@
 """The suite's machinery: refopt's own runs, what is no verdict, and the work over processes."""
 
+import io
 import json
 import math
 from collections.abc import Callable
@@ -19,8 +20,8 @@ from refopt.interp.envelope import Interval
 from refopt.oracle import golden, suite
 from refopt.oracle.golden import Recording, Run
 from refopt.oracle.own import array, bfloat16, flat, numpy_run
-from refopt.oracle.report import STALE, Tally
-from refopt.oracle.suite import BROKEN, Item, Result, Task
+from refopt.oracle.report import STALE, Tally, Terminal, summary
+from refopt.oracle.suite import AGREES, BROKEN, DIFFERS, Item, Result, Task
 from refopt.oracle.verdict import CONFORMS, FORCED, VIOLATION, Check, _distance
 from refopt.rules import nadam
 
@@ -135,6 +136,145 @@ def test_an_interval_that_is_a_point_but_for_the_error_of_balls_has_no_share() -
         assert share(arb(1), arb(3), 2.5) == 0.5
         assert share(arb(-1), arb(1), 1.0) == 1
         assert share(arb(0), arb(0), 0.0) == 0
+
+
+# -- against the documented rule ------------------------------------------------------------------
+
+Found = dict[tuple[str, str, str], Result]
+
+
+def compared(recordings: list[Recording]) -> Found:
+    """Comparisons by run, feature, dtype."""
+    results = [
+        result
+        for case, items in suite.tasks(recordings, numpy=False, beside="documented")
+        for result in suite.work(Task(case, tuple(item for item in items if item.feature)))
+    ]
+    return {(r.item.name, r.item.feature, r.dtype): r for r in results}
+
+
+@pytest.fixture(scope="module")
+def rmsprop() -> Found:
+    return compared([r for name, r in RECORDINGS.items() if name.startswith("rmsprop.")])
+
+
+@pytest.fixture(scope="module")
+def nadams() -> Found:
+    return compared([r for name, r in RECORDINGS.items() if name.startswith("nadam.")])
+
+
+def explained(found: Found, name: str, feature: str, dtype: str = "float32") -> set[str]:
+    """The explanations of a comparison; empty where it agrees."""
+    result = found[name, feature, dtype]
+    named = {" ".join(sorted("=".join(change) for change in changes)) for changes in result.named}
+    assert (result.status == AGREES) == (not named)
+    return named
+
+
+def test_legacy_keras_moves_epsilon_and_learning_rate_with_momentum_alone(rmsprop: Found) -> None:
+    assert explained(rmsprop, "keras-legacy-2.9", "plain") == set()
+    assert explained(rmsprop, "keras-legacy-2.9", "centered") == set()
+    assert explained(rmsprop, "keras-legacy-2.9", "momentum") == {
+        "epsilon=inside move=lr-inside",
+        "epsilon=inside-with-momentum move=lr-inside",
+    }
+
+
+def test_the_centered_form_of_tf_2_9_is_another_formula(rmsprop: Found) -> None:
+    for name in ("tf-2.9-dtensor", "tf-2.9-experimental"):
+        assert explained(rmsprop, name, "plain") == set()
+        assert explained(rmsprop, name, "momentum") == set()
+        assert explained(rmsprop, name, "centered") == {"variance=cumulative"}
+
+
+def test_torch_and_documented_agree_on_rmsprop(rmsprop: Found) -> None:
+    torch = [r for (name, _, _), r in rmsprop.items() if name.startswith("torch")]
+    assert {r.item.feature for r in torch} == {"plain", "momentum", "centered", "weight_decay"}
+    assert {r.status for r in torch} == {AGREES}
+
+
+def test_releases_that_start_at_one_are_told_by_three_changes(rmsprop: Found) -> None:
+    for name in ("tf1", "timm-rmsprop-tf", "mindspore-2.10"):
+        assert explained(rmsprop, name, "plain") == {"epsilon=inside start=one"}
+        both = explained(rmsprop, name, "momentum")
+        assert "epsilon=inside move=lr-inside start=one" in both
+
+
+def test_the_float64_product_of_torch_is_float32(nadams: Found) -> None:
+    for name in ("torch-2.13", "torch-2.13-foreach"):
+        assert explained(nadams, name, "plain", "float64") == {"product=float32"}
+
+
+def test_every_release_is_compared_and_explained_in_float32(rmsprop: Found, nadams: Found) -> None:
+    for optimizer, found in (("rmsprop", rmsprop), ("nadam", nadams)):
+        golden_runs = {
+            name
+            for case, r in RECORDINGS.items()
+            if case.startswith(optimizer) and "framework" in r.provenance
+            for name in r.runs
+        }
+        assert {name for name, _, _ in found} == golden_runs
+        assert {r.status for r in found.values()} <= {AGREES, DIFFERS}
+        assert [key for key, r in found.items() if key[2] == "float32" and not r.named] == [
+            key for key, r in found.items() if key[2] == "float32" and r.status == AGREES
+        ]
+
+
+def test_who_made_a_run_is_no_hint(rmsprop: Found) -> None:
+    """Under another name a run is chosen, and explained, as before."""
+    legacy = [
+        recording._replace(runs={"documented": recording.runs["keras-legacy-2.9"]})
+        for name, recording in RECORDINGS.items()
+        if name.startswith("rmsprop.keras-legacy.")
+    ]
+    again = compared(legacy)
+    assert {key[1:]: (r.status, r.named) for key, r in again.items()} == {
+        key[1:]: (r.status, r.named) for key, r in rmsprop.items() if key[0] == "keras-legacy-2.9"
+    }
+
+
+def test_what_no_change_explains_is_said(rmsprop: Found) -> None:
+    recording = RECORDINGS[rmsprop["torch-2.13", "plain", "float32"].case]
+    run = changed(recording.runs["torch-2.13"], lambda q, x: x * (1 + 2**-12) if q == "v" else x)
+    again = compared([recording._replace(runs={"torch-2.13": run})])
+    (result,) = again.values()
+    assert (result.status, list(result.named)) == (DIFFERS, [])
+    assert "no 3 changes at once, or fewer, explain it" in printed(again)
+
+
+def printed(*found: Found) -> str:
+    """What a check prints, wrapped lines joined."""
+    tally, file = Tally(), io.StringIO()
+    for results in found:
+        for result in results.values():
+            tally.add(result)
+            case = RECORDINGS[result.case]
+            name = next(iter(case.runs))
+            tally.add(Result(result.case, "basics", Item("test", name, name), CONFORMS))
+    summary(tally, Terminal(file=file, width=200), 1.0)
+    assert tally.exit_code == 0
+    return file.getvalue()
+
+
+def test_a_check_prints_what_each_release_does_otherwise(rmsprop: Found, nadams: Found) -> None:
+    said = printed(rmsprop, nadams)
+    assert (
+        "  keras-legacy-2.9\n"
+        "    plain, centered: agrees\n"
+        "    momentum: epsilon=inside or inside-with-momentum, move=lr-inside\n"
+    ) in said
+    assert (
+        "  tf-2.9-dtensor, tf-2.9-experimental\n"
+        "    plain, momentum: agrees\n"
+        "    centered: variance=cumulative\n"
+    ) in said
+    assert (
+        "  torch-2.13, torch-2.13-foreach\n"
+        "    plain, centered, momentum, weight_decay, plain in float64: agrees\n"
+    ) in said
+    assert "    plain in float64: product=float32\n" in said
+    assert "  epsilon: Where is epsilon added?\n    inside (RMS-5.4b): under the root\n" in said
+    assert "storage=float32-lr or float32-casts (rounding alone)" in said
 
 
 # -- processes ------------------------------------------------------------------------------------

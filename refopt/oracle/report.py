@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from importlib.metadata import PackageNotFoundError
@@ -14,16 +15,26 @@ from xml.etree import ElementTree
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.markup import escape
+from rich.markup import escape as marked
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from refopt.interp.formats import FORMATS, to_bits, ulp
 from refopt.oracle import spec, suite
+from refopt.oracle.compare import MOST
 from refopt.oracle.golden import Case, Recording, Run, Sparse, Values
-from refopt.oracle.suite import DEVIATES, FAILURES, GROUPS, REJECTED, SKIPPED, Result
-from refopt.oracle.verdict import CONFORMS, INCONCLUSIVE, VIOLATION, Finding, Verdict
+from refopt.oracle.suite import (
+    AGREES,
+    DEVIATES,
+    DIFFERS,
+    FAILURES,
+    GROUPS,
+    REJECTED,
+    SKIPPED,
+    Result,
+)
+from refopt.oracle.verdict import CONFORMS, INCONCLUSIVE, VIOLATION, Changes, Finding, Verdict
 
 SCHEMA = "refopt-report/1"
 OK, VIOLATED, USAGE, BROKE, STALE, NOTHING, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
@@ -66,6 +77,20 @@ class Terminal(Console):
                 text = Text.assemble(*((s.text, s.style or "") for s in line))
                 text.rstrip()
                 self.print(text, highlight=False, soft_wrap=True)
+
+
+NO_TEXT = re.compile("[^\t\n\r\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""What neither XML nor a terminal takes as text: control characters, halves of characters."""
+
+
+def printable(text: str) -> str:
+    """The text of others; what is no text is shown by its code."""
+    return NO_TEXT.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+def escape(text: str) -> str:
+    """The text of others, as markup."""
+    return marked(printable(text))
 
 
 def counted(n: int, what: str) -> str:
@@ -131,11 +156,16 @@ class Tally:
         self.counts: Counter[str] = Counter()
         self.notable: list[Result] = []  # violations, failures, stale expectations
         self.told: list[Result] = []  # rejections and expected deviations
+        self.compared: dict[str, dict[str, list[Result]]] = {}  # optimizer -> release -> results
         self.cases: set[str] = set()
         self.checks = 0
 
     def add(self, result: Result) -> None:
         """Take one more result into account."""
+        if result.status in (AGREES, DIFFERS):
+            releases = self.compared.setdefault(suite.optimizer(result.case), {})
+            releases.setdefault(result.item.name, []).append(result)
+            return
         rows = self.optimizers.setdefault(suite.optimizer(result.case), {})
         rows.setdefault(result.item.name, Row()).add(result)
         self.counts[result.status] += 1
@@ -177,6 +207,7 @@ def summary(tally: Tally, console: Terminal, seconds: float, *, complete: bool =
         if len(tally.optimizers) > 1:
             console.say(f"[bold]{optimizer}[/]\n")
         _results(dict(sorted(rows.items(), key=_own_first)), console)
+        _comparison(optimizer, tally.compared.get(optimizer, {}), console)
     first = {result.item.name: result for result in reversed(tally.notable)}
     some = sorted(tally.notable, key=lambda r: r is not first[r.item.name])[:SHOWN]
     for result in some:
@@ -244,6 +275,66 @@ def _results(rows: dict[str, Row], console: Terminal) -> None:
         console.say(f"  [bold]{escape(', '.join(names))}[/]  {text}")
     if undecided:
         console.print()
+
+
+def _comparison(optimizer: str, releases: dict[str, list[Result]], console: Terminal) -> None:
+    """What each release does otherwise than the profile it is compared with, and what that is."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for name, results in sorted(releases.items()):
+        alike.setdefault(tuple(_differences(results)), []).append(name)
+    if not alike:
+        return
+    (against,) = {result.item.profile for results in releases.values() for result in results}
+    console.say(f"[bold]against {against}[/]: the changes of it that explain the runs of a release")
+    for differences, names in sorted(alike.items(), key=lambda x: (len(x[0]), x[1])):
+        console.say(f"  [bold]{escape(', '.join(names))}[/]")
+        for difference in differences:
+            console.say(f"    {difference}")
+    axes = spec.load(optimizer)["axes"]
+    results = [result for found in releases.values() for result in found]
+    named = {change for result in results for changes in result.named for change in changes}
+    for axis in [axis for axis in axes if any(a == axis for a, _ in named)]:
+        console.say(f"  {axis}: {escape(axes[axis]['question'])}")
+        for name in sorted(name for a, name in named if a == axis):
+            chosen = axes[axis]["alternatives"][name]
+            console.say(f"    {name} ({chosen['clause']}): {escape(chosen['text'])}")
+    console.print()
+
+
+def _differences(results: list[Result]) -> Iterator[str]:
+    """What a release does where each feature is on, features with the same finding together."""
+    found: dict[str, list[str]] = {}
+    for result in sorted(results, key=_feature):
+        dtype = "" if result.dtype == "float32" else f" in {result.dtype}"
+        found.setdefault(_difference(result), []).append(f"{result.item.feature}{dtype}")
+    for difference, features in sorted(found.items(), key=lambda x: x[0] != AGREES):
+        yield f"{', '.join(features)}: {difference}"
+
+
+def _feature(result: Result) -> tuple[str, bool, str]:
+    """The order of features: in float32, the plain one first."""
+    return result.dtype, result.item.feature != "plain", result.item.feature
+
+
+def _difference(result: Result) -> str:
+    """The changes that explain a run: names on one axis joined, where every combination does."""
+    if result.status == AGREES:
+        return AGREES
+    by_axes: dict[tuple[str, ...], list[Changes]] = {}
+    for changes in result.named:
+        by_axes.setdefault(tuple(axis for axis, _ in changes), []).append(changes)
+    parts = []
+    for axes, several in by_axes.items():
+        names = [list(dict.fromkeys(c[n][1] for c in several)) for n in range(len(axes))]
+        if math.prod(map(len, names)) == len(several):
+            pairs = zip(axes, names, strict=True)
+            parts.append(", ".join(f"{axis}={' or '.join(x)}" for axis, x in pairs))
+        else:
+            parts += [", ".join("=".join(change) for change in changes) for changes in several]
+    rounding = all(name in suite.own(result, a) for c in result.named for a, name in c)
+    if not parts:
+        return f"no {counted(MOST[result.dtype], 'change')} at once, or fewer, explain it"
+    return "; or ".join(parts) + " (rounding alone)" * rounding
 
 
 def _verdicts(rows: dict[str, Row], totals: Counter[str]) -> Table:
@@ -380,7 +471,7 @@ def line(result: Result) -> dict[str, Any]:
     """The line of one run."""
     item = result.item
     found: dict[str, Any] = {
-        "kind": "run",
+        "kind": "comparison" if item.feature else "run",
         "case": result.case,
         "group": result.group,
         "implementation": item.implementation,
@@ -392,7 +483,13 @@ def line(result: Result) -> dict[str, Any]:
     found |= {key: value for key in ("detail", "stale") if (value := getattr(item, key))}
     if result.verdict is not None:
         found |= _fields(result, result.verdict)
+    elif item.feature:
+        found |= {"feature": item.feature, "dtype": result.dtype, "named": _named(result)}
     return found
+
+
+def _named(result: Result) -> list[list[str]]:
+    return [["=".join(change) for change in changes] for changes in result.named]
 
 
 def _fields(result: Result, verdict: Verdict) -> dict[str, Any]:
@@ -407,7 +504,7 @@ def _fields(result: Result, verdict: Verdict) -> dict[str, Any]:
         found["undecided"] = verdict.undecided
     if verdict.first:
         found["first"] = {key: _json(value) for key, value in verdict.first._asdict().items()}
-        found["named"] = [["=".join(x) for x in changes] for changes in result.named]
+        found["named"] = _named(result)
     return found
 
 
@@ -460,7 +557,8 @@ def junit(results: Iterable[Result], seconds: float) -> bytes:
         for key in ("tests", "failures", "errors", "skipped"):
             parent.set(key, str(counts[name][key]))
     ElementTree.indent(root)
-    return bytes(ElementTree.tostring(root, encoding="utf-8", xml_declaration=True))
+    text = ElementTree.tostring(root, encoding="unicode")
+    return f"<?xml version='1.0' encoding='utf-8'?>\n{printable(text)}".encode()
 
 
 def _junit_kind(result: Result) -> str:

@@ -24,6 +24,7 @@ import numpy as np
 
 from refopt.errors import CaseError
 from refopt.oracle import golden
+from refopt.oracle.compare import Comparison, Explanation, decisive
 from refopt.oracle.golden import Case, Recording, Run
 from refopt.oracle.layered import judging
 from refopt.oracle.own import numpy_run
@@ -34,6 +35,8 @@ from refopt.typing import Profile
 REJECTED, SKIPPED = "rejected", "skipped"
 DEVIATES = "deviates"
 """A violation that is expected: conformance/expected.toml has the reason."""
+AGREES, DIFFERS = "agrees", "differs"
+"""Of a run that is compared with a profile, not judged."""
 CRASHED, TIMED_OUT, BROKEN = "crashed", "timed out", "broken"
 FAILURES = (CRASHED, TIMED_OUT, BROKEN)
 """What is no verdict. The implementation refused the case, or cannot express it; it crashed, took
@@ -79,6 +82,7 @@ class Item(NamedTuple):
     run: Run | None = None  # None: refopt's own, on NumPy, under the profile
     axes: bool = True  # ask for alternatives until each is excluded by some run; else for one
     every: bool = False  # ask for every alternative of this run
+    feature: str = ""  # compare, do not judge: the run stands for its release where this is on
     status: str = ""  # REJECTED, SKIPPED or one of FAILURES
     detail: str = ""  # why, in the implementation's words
     stale: str = ""  # an expectation that does not hold any more
@@ -171,15 +175,20 @@ def tasks(
     numpy: bool = True,
     as_recorded: bool = True,
     every: bool = False,
+    beside: str = "",
 ) -> Iterator[Task]:
     """One task a case: every recorded run, and with `numpy` what refopt does with it on NumPy.
 
     refopt runs each case by the documented algorithm and, with `as_recorded`, by the profile of
     each recorded run.
     `profile`: judge against this one instead of the run's own. `every`: ask of every recorded run
-    for every alternative, so that a report says the same whatever ran before.
+    for every alternative, so that a report says the same whatever ran before. `beside`: compare
+    some runs of each release with this profile as well, and say which rule explains them.
     """
-    here = f"NumPy {np.__version__}"
+    here, found = f"NumPy {np.__version__}", list(found)
+    standing: dict[str, list[Comparison]] = {}
+    for comparison in decisive(found) if beside else ():
+        standing.setdefault(comparison.case, []).append(comparison)
     for recording in found:
         items = []
         for name, run in recording.runs.items():
@@ -193,7 +202,11 @@ def tasks(
                 for name, run in recording.runs.items()
                 if as_recorded and name != "documented" and not run.error
             ]
-        yield Task(recording.case, tuple(item._replace(every=every) for item in items))
+        items = [item._replace(every=every) for item in items]
+        for _, name, feature, _ in standing.get(recording.case.id, ()):
+            item = recorded(*_origin(recording, name), beside, recording.runs[name])
+            items.append(item._replace(feature=feature))
+        yield Task(recording.case, tuple(items))
 
 
 def _unknown(case: Case, run: str, profile: str | None, known: Iterable[str]) -> str:
@@ -239,7 +252,7 @@ def _judged(case: Case, item: Item) -> Result:
     result = Result(case.id, group(case), item._replace(run=None), item.status)
     if not item.status:
         try:
-            result = _verdict(case, item, result)
+            result = (_compared if item.feature else _verdict)(case, item, result)
         except Exception:  # whatever it was, it is no verdict, and the other cases go on
             item = result.item._replace(detail=traceback.format_exc())
             result = result._replace(item=item, status=BROKEN)
@@ -270,6 +283,18 @@ def _verdict(case: Case, item: Item, result: Result) -> Result:
         stale = f"does not exclude {', '.join(sorted(spared))} any more"
         result = result._replace(item=result.item._replace(stale=stale))
     return result
+
+
+def _compared(case: Case, item: Item, result: Result) -> Result:
+    assert item.run is not None
+    profile = profiles(case)[item.profile]
+    explanation = Explanation(rule(case), case, item.run, profile)
+    outside = explanation.verdict(axes=False).first is not None
+    return result._replace(
+        status=DIFFERS if outside else AGREES,
+        named=explanation.found() if outside else (),
+        dtype=case.dtypes[0],
+    )
 
 
 _expected = cache(golden.expected)
