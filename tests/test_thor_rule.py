@@ -226,6 +226,154 @@ def test_the_ones_that_fill_a_block_are_not_the_largest_element():
     assert float(inverse.A[0, 0, 0]) == float(inverse.A[1, 0, 0]) == 1.0
 
 
+# -- small formulas, in numbers that no operation rounds -------------------------------------------
+P, M, U = (np.array([x]) for x in (2.0, 4.0, 8.0))
+SCALARS = thor.Scalars(lr=0.25, damping=0.25, refresh=True)
+
+
+@pytest.mark.parametrize(
+    ("move", "m", "param"),
+    [
+        (thor.heavy_ball, 10.0, -0.5),
+        (thor.average, 6.0, 0.5),
+        (thor.lr_inside, 4.0, -2.0),
+        (thor.look_ahead, 10.0, -1.25),
+        (thor.no_look_ahead, 10.0, -0.5),
+    ],
+)
+def test_a_move_is_its_formula(move, m, param):
+    assert move(P, M, U, SCALARS, HYPER) == (m, param)
+
+
+@pytest.mark.parametrize(
+    ("decay", "before", "after", "param"),
+    [
+        (thor.no_decay, 8.0, 8.0, 2.0),
+        (thor.penalty, 8.25, 8.0, 2.0),
+        (thor.unconditioned, 8.0, 8.25, 2.0),
+        (thor.decoupled, 8.0, 8.0, 1.9375),
+    ],
+)
+def test_weight_decay_enters_where_it_says(decay, before, after, param):
+    assert decay.before(U, P, HYPER) == before
+    assert decay.after(U, P, HYPER) == after
+    assert decay.param(P, SCALARS, HYPER) == param
+    state = thor.State(M, *[None] * 5)
+    m, moved = thor.step(P, U, state, SCALARS, HYPER, Choices(decay=decay))
+    assert (m, moved) == (10.0, param - 2.5)
+
+
+def test_a_layer_norm_divides_by_its_square_over_the_batch_and_the_damping():
+    g = np.array([2.0, -2.0, 0.0])
+    expected = np.array([8 / 3, -8 / 3, 0.0])
+    assert (thor.diagonal(g, 0.25, HYPER, Choices()) == expected).all()
+    rooted = Choices(damping=thor.rooted)
+    assert (thor.diagonal(g, 0.25, HYPER, rooted) == np.array([2.0, -2.0, 0.0])).all()
+
+
+def test_a_centralized_gradient_has_no_mean_and_keeps_its_differences():
+    layer = NET[5]
+    g, hyper = integers(*layer.shape), HYPER._replace(grad_centralization=True)
+    g[0] = 3.0
+    found = thor.centralized(g, layer, namespace_of(g))
+    assert found.shape == g.shape
+    assert (found[0] == 0).all()
+    assert (found == g - g.mean((1, 2, 3), keepdims=True)).all()
+    plain, seen = (trained(Choices(), h, options={}, steps=1)[0] for h in (HYPER, hyper))
+    assert (seen[7]["g"] == thor.centralized(plain[7]["g"], layer, namespace_of(g))).all()
+    assert (seen[8]["g"] == plain[8]["g"]).all()
+
+
+def test_damping_is_shared_in_proportion_to_the_mean_diagonals():
+    layer = Layer("dense", (0,), (1, 2))
+    factors = Factors(np.diag([3.0, 3.0]), np.array([[12.0]]))
+    choices = Choices(damping=thor.by_means, scaling=thor.as_given)
+    inverse = thor.invert(layer, factors, 4.0, HYPER, choices, xp=namespace_of(factors.A))
+    pi = 0.5  # the root of 3 over 12; 3 + 2 pi and 12 + 2 / pi have exact roots
+    assert (inverse.A[0] == np.eye(2) / (3 + 2 * pi)).all()
+    assert (inverse.G[0] == np.eye(1) / (12 + 2 / pi)).all()
+    table = Layer("embedding", (0,), (2, 1))
+    counts = factors._replace(A=np.array([3.0, 3.0]))
+    inverse = thor.invert(table, counts, 4.0, HYPER, choices, xp=namespace_of(factors.A))
+    assert (np.ones(2) / (3 + 2 * pi) == inverse.A).all()
+    assert (inverse.G[0] == np.eye(1) / (12 + 2 / pi)).all()
+
+
+def test_factors_are_averaged_over_refreshes_from_the_first_one():
+    choices = Choices(averaging=thor.moving)
+    plain, seen = (trained(c, options={}) for c in (Choices(), choices))
+    for q in ("A", "G"):
+        first, third = (plain[t][0][q] for t in (0, 2))
+        assert (seen[0][0][q] == first).all()
+        assert (seen[2][0][q] == 0.95 * first + (1 - 0.95) * third).all()
+
+
+def test_a_lookup_on_the_device_is_in_half_precision_and_divides_by_samples():
+    layer, ds = NET[3]._replace(target="DEVICE"), integers(8, 2, 2) + 2.0**-9
+    given = Statistics(ids(8, 2, size=3), ds)
+    right = factors_of(Choices(), layer, given)
+    wrong = factors_of(Choices(lookup=thor.by_target), layer, given)
+    assert ((2 * right.G).astype("float16") == wrong.G).all()
+    assert (wrong.G != 2 * right.G).any()
+
+
+@pytest.mark.parametrize(
+    ("params", "lost"), [([(0, 1), (2, 3)], True), ([(0, 1), (2,)], False), ([(2,), (0, 1)], False)]
+)
+def test_only_a_last_convolution_that_parameters_follow_loses_its_scale(params, lost):
+    kinds = ["dense", "conv2d"] if params[0] != (2,) else ["conv2d", "dense"]
+    net = thor.placed([Layer(kind, own, (2, 2)) for kind, own in zip(kinds, params, strict=True)])
+    conv = next(layer for layer in net if layer.kind == "conv2d")
+    assert all(layer.beside_conv for layer in net)
+    assert (thor.unweighted_scale(conv, 0.25, 4) == 1.0) == lost
+
+
+# -- workers ---------------------------------------------------------------------------------------
+def together(choices, workers=2):
+    """The inverses of a dense layer from rows that workers share, and from all of them."""
+    layer, xp = Layer("dense", (0,), (2, 3)), namespace_of(P)
+    shares = [Statistics(integers(4, 3, seed=k), integers(4, 2, seed=k)) for k in range(workers)]
+    state = thor.State(np.zeros((2, 3)), *[None] * 5)
+
+    def fresh(given, **more):
+        found = thor.refresh([layer], [given], [state], [SCALARS], [HYPER], choices, xp=xp, **more)
+        return found[0]
+
+    sent = []
+    for share in shares:  # what each would send
+        fresh(share, total=lambda arrays: sent.append(arrays) or arrays, workers=workers)
+
+    return shares, sent, fresh
+
+
+def test_the_mean_of_factors_is_that_of_all_rows():
+    shares, sent, fresh = together(Choices())
+    (a, g), (b, h) = (own[0] for own in sent)
+    found = fresh(shares[0], total=lambda arrays: [(a + b, g + h)], workers=2)
+    whole = fresh(Statistics(*(np.concatenate(x) for x in zip(*shares, strict=True))))
+    for x, y in zip(
+        (*found.factors[:2], *found.inverse[:2]),
+        (*whole.factors[:2], *whole.inverse[:2]),
+        strict=True,
+    ):
+        assert (x == y).all()
+
+
+@pytest.mark.parametrize(
+    ("reduction", "divisor"), [(thor.mean_of_inverses, 2), (thor.sum_of_inverses, 1)]
+)
+def test_inverses_are_added_up_or_averaged(reduction, divisor):
+    choices = Choices(reduction=reduction)
+    shares, sent, fresh = together(choices)
+    (a, g), (b, h) = (own[0] for own in sent)
+    alone = [fresh(share).inverse for share in shares]
+    assert (a == alone[0].A).all()
+    assert (h == alone[1].G).all()
+    found = fresh(shares[0], total=lambda arrays: [(a + b, g + h)], workers=2).inverse
+    assert ((a + b) / divisor == found.A).all()
+    assert ((g + h) / divisor == found.G).all()
+
+
 # -- the page's formula ----------------------------------------------------------------------------
 def bound(factors, gradient):
     """How far (A+λI) ⊗ (G+λI) times a computed step may be from the gradient, in the 1-norm.

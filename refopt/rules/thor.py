@@ -855,8 +855,8 @@ def update(
         fresh = refresh(net, seen, states, scalars, hypers, c, xp=xp, total=total, workers=workers)
     g = [grad / h.loss_scale for grad, h in zip(grads, hypers, strict=True)]  # THO-7.5
     for layer in net:
-        for i in layer.params:
-            g[i] = centralized(g[i], layer, xp) if hypers[i].grad_centralization else g[i]
+        i = layer.params[0]
+        g[i] = centralized(g[i], layer, xp) if hypers[i].grad_centralization else g[i]  # THO-7.4
     g = [c.decay.before(g[i], params[i], hypers[i]) for i in every]  # THO-7.1
     u, kept = list(g), list(states)  # THO-6.5
     renewed: dict[int, tuple[Any, Any, Any, Any]] = {}
