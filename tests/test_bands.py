@@ -152,7 +152,7 @@ def test_an_answer_that_is_no_number_zero_or_made_up_lies_outside(answer):
         SPACE.matmul(SPACE.array(x, "float32"), SPACE.array(x, "float32")),
         SPACE.array(x, "float32") * 0.5,
     ):
-        assert not any(e.holds(answer) for e in band.intervals())
+        assert not np.any(band.holds(answer))
 
 
 def test_what_may_be_infinite_has_no_bounds_and_zero_stays_exact():

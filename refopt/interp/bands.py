@@ -1,4 +1,4 @@
-"""Envelopes of matrices: ranges whose ends are arrays of float64 (ENV-15 to ENV-17).
+"""Envelopes of matrices: ranges whose ends are arrays of float64 (ENV-18 to ENV-20).
 
 The same model as `refopt.interp.envelope`, element for element, for rules that multiply and invert
 matrices: there an interval of two `arb` costs too much. An end is computed in float64 and moved
@@ -8,13 +8,12 @@ that may be infinite or NaN has no bounds, and decides nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from flint import arb
 
-from refopt.interp.envelope import ROUNDINGS, Interval, Reals, ShapeError
+from refopt.interp.envelope import ROUNDINGS, Reals, ShapeError
 from refopt.interp.formats import FORMATS
 
 Ends = np.ndarray[Any, np.dtype[np.float64]]
@@ -35,11 +34,26 @@ class Band:
     def shape(self) -> tuple[int, ...]:
         return self.low.shape
 
-    def intervals(self) -> list[Interval]:
-        """The elements in C order, as the envelope of numbers has them."""
-        anything = Interval(None, None, True, True, True)
-        ends = zip(self.low.ravel(), self.high.ravel(), strict=True)
-        return [Interval(arb(a), arb(b)) if a > -np.inf else anything for a, b in ends]
+    @property
+    def bounded(self) -> Any:
+        """Which elements have bounds."""
+        return self.low > -np.inf
+
+    @property
+    def middle(self) -> Ends:
+        """Of each element; NaN where it has no bounds."""
+        with np.errstate(invalid="ignore"):
+            return self.low + (self.high - self.low) / 2
+
+    def holds(self, values: Ends) -> Any:
+        """Which of the values are possible."""
+        return ~self.bounded | ((self.low <= values) & (values <= self.high))
+
+    def contains(self, other: Band) -> bool:
+        """Whether every value possible there is possible here."""
+        return self.shape == other.shape and bool(
+            np.all((self.low <= other.low) & (self.high >= other.high))
+        )
 
     def __neg__(self) -> Band:
         return Band(-self.high, -self.low, self.dtype, self.space)
@@ -75,6 +89,7 @@ class Bands:
     def __init__(self, k: int = ROUNDINGS) -> None:
         self.k = k
         self.numbers = Reals(k=k)
+        self._known: dict[tuple[Any, ...], Band] = {}  # inverses that were asked for before
 
     def array(self, values: Any, dtype: str) -> Band:
         """Exact values, to be computed with in `dtype`."""
@@ -179,11 +194,25 @@ class Bands:
 
     # -- inverses --------------------------------------------------------------------------------
     def spd_inverse(self, x: Band) -> Band:
-        """Every X of a residual ‖B X - I‖₁ ≤ 8 n u ‖B‖₁ ‖X‖₁, for every B in the range (ENV-17).
+        """Every X of a residual ‖B X - I‖₁ ≤ 8 n u ‖B‖₁ ‖X‖₁, for every B in the range (ENV-20).
 
         That is what `refopt.interp.linalg` keeps on every library. No bounds where some symmetric B
         may not be positive definite.
         """
+        return self._once(self._spd_inverse, x)
+
+    def inverse_cholesky(self, x: Band) -> Band:
+        """Every W = L⁻¹ of L Lᵀ = B + E with ‖E‖ ≤ 8 n u ‖B‖ in the Frobenius norm (ENV-20)."""
+        return self._once(self._inverse_cholesky, x)
+
+    def _once(self, inverse: Callable[[Band], Band], x: Band) -> Band:
+        """An inverse; most alternatives of a rule ask for the same ones."""
+        key = (inverse.__name__, x.dtype, x.shape, x.low.tobytes(), x.high.tobytes())
+        if key not in self._known:
+            self._known[key] = inverse(x)
+        return self._known[key]
+
+    def _spd_inverse(self, x: Band) -> Band:
         b, r = _middle(x)
         n = x.shape[-1]
         inverse, sound = _inverse(b)
@@ -203,8 +232,7 @@ class Bands:
         """The residual of an inversion, as a share of the norms of both matrices."""
         return 8 * n * _unit(dtype) + 8 * (n + 2) * U
 
-    def inverse_cholesky(self, x: Band) -> Band:
-        """Every W = L⁻¹ of L Lᵀ = B + E with ‖E‖ ≤ 8 n u ‖B‖ in the Frobenius norm (ENV-17)."""
+    def _inverse_cholesky(self, x: Band) -> Band:
         b, r = _middle(x)
         n = x.shape[-1]
         w, sound = _inverse_factor(b)

@@ -1,11 +1,12 @@
 """The verdict on a run of an optimizer of layers (THOR): factors, inverses, and what follows them.
 
 Each step is judged from what the run shows of the step before, and inside a step from what it shows
-of that step: an inverse that it shows is what the envelope of its gradient begins with (ENV-17).
+of that step: an inverse that it shows is what the envelope of its gradient begins with (ENV-20).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -15,9 +16,9 @@ import numpy as np
 from refopt.interp.arrays import Floats, namespace_of
 from refopt.interp.balls import precision
 from refopt.interp.bands import Band, Bands
-from refopt.interp.envelope import ROUNDINGS, ShapeError
-from refopt.oracle.golden import Case, Run, Tensor
-from refopt.oracle.verdict import FORCED, Check, Judge
+from refopt.interp.envelope import ROUNDINGS
+from refopt.oracle.golden import BY_LAYER, Case, Run, Tensor
+from refopt.oracle.verdict import FORCED, Attempt, Changes, Finding, Judge, Measured
 from refopt.typing import Profile
 
 Key = tuple[int, str, int]  # step, quantity, parameter (of a layer: its weight)
@@ -63,7 +64,7 @@ class Layered:
         self.net = [*case.layers.values()]
         hypers = self.hypers()
         decays = next((h for h in hypers if h.weight_decay != 0), hypers[0])
-        self.choices = self.configured(decays)._replace(**(changed or {}))
+        self.choices = self.configured(decays, **(changed or {}))
         self.shown = shown or {}
 
     def hypers(self) -> list[Any]:
@@ -77,9 +78,10 @@ class Layered:
             for named in [{**self.case.hyper, **own[i]}]
         ]
 
-    def configured(self, hyper: Any) -> Any:
-        """The profile's choices for the case's options."""
-        return self.rule.configured(self.profile.choices, hyper, self.case.options)
+    def configured(self, hyper: Any, **changed: Any) -> Any:
+        """The profile's choices for the case's options, some of them changed."""
+        choices = self.profile.choices._replace(**changed)
+        return self.rule.configured(choices, hyper, self.case.options)._replace(**changed)
 
     def steps(self) -> Iterator[tuple[int, dict[Key, Any], Memory]]:
         """(step, what is computed in it by quantity, what is carried after it)."""
@@ -179,7 +181,10 @@ class Layered:
 
 
 def _blocks(values: Any, shape: tuple[int, ...]) -> Any:
-    """What a run shows, in the shape of what was computed; a matrix of blocks as its blocks."""
+    """What a run shows, in the shape of what was computed; a matrix of blocks as its blocks.
+
+    What has another number of elements is no number.
+    """
     if values.ndim == 2 and len(shape) == 3 and values.size != np.prod(shape):
         count, size, _ = shape
         if count * size >= len(values) > (count - 1) * size:
@@ -187,10 +192,7 @@ def _blocks(values: Any, shape: tuple[int, ...]) -> Any:
             whole[: len(values), : len(values)] = values
             tiles = whole.reshape(count, size, count, size)
             return tiles[np.arange(count), :, np.arange(count), :]
-    if values.size != np.prod(shape):
-        msg = f"an array of shape {values.shape} is required, got {shape}"
-        raise ShapeError(msg)
-    return np.reshape(values, shape)
+    return np.reshape(values, shape) if values.size == np.prod(shape) else np.full(shape, np.nan)
 
 
 def observed(rule: ModuleType, case: Case, run: Run) -> dict[Key, Any]:
@@ -254,56 +256,92 @@ class LayerJudge(Judge):
         k: int = ROUNDINGS,
         flush: bool | None = None,
     ) -> None:
-        self.rule, self.case, self.run, self.profile, self.k = rule, case, run, profile, k
-        self.flush = False if flush is None else flush
-        self._bounded = None
+        self.rule, self.case, self.run, self.profile = rule, case, run, profile
+        self._space = Bands(k)
+        self._decides: dict[Key, Any] = {}  # of each array the elements that have bounds
         self._observed = observed(rule, case, run)
 
     def holds(self, changed: dict[str, Any]) -> bool:
-        """As `Judge.holds`, a whole array at a time."""
+        """As `Judge.holds`, an array at a time."""
         with precision():
-            try:
-                for key, band, values in self._compared(changed):
-                    inside = (values >= band.low) & (values <= band.high)
-                    bounded = np.isfinite(band.low)
-                    for (j,) in np.argwhere(bounded & ~inside):
-                        if self._bounded is None or (*key, int(j)) in self._bounded:
-                            return False
-            except (ShapeError, IndexError):  # blocks of another size; no value for this step
-                return False
-        return True
+            return all(self._passed(*compared) for compared in self._compared(changed))
+
+    def _passed(self, key: Key, band: Band, values: Any) -> bool:
+        holds, decides = band.holds(values), self._decides.get(key, np.True_)
+        return bool(np.all(holds | ~decides if decides.shape in ((), holds.shape) else holds))
 
     def _settings(self) -> list[tuple[Any, Any]]:
-        layered = Layered(self.rule, self.case, self.profile, space=Bands(self.k))
+        layered = Layered(self.rule, self.case, self.profile, space=self._space)
         return [(hyper, layered.configured(hyper)) for hyper in layered.hypers()]
 
     def _matters(self, axis: str) -> bool:
         matters = self.rule.MATTERS.get(axis)
-        kinds = {layer.kind for layer in self.case.layers.values()}
-        return matters is None or matters(kinds, [hyper for hyper, _ in self._settings()])
+        hypers = [hyper for hyper, _ in self._settings()]
+        return matters is None or matters([*self.case.layers.values()], hypers, self.case.steps)
 
-    def _checks(self) -> Iterator[Check]:
-        return self._forced({})
+    def _measured(self) -> Measured:
+        flow = {q: place for place, q in enumerate(self.rule.OBSERVABLE)}
+        names = {layer.params[0]: name for name, layer in self.case.layers.items()}
+        checks = unbounded = 0
+        first: Finding | None = None
+        ulps = share = 0.0
+        self._decides = {}
+        compared = sorted(self._compared({}), key=lambda x: (x[0][0], flow[x[0][1]]))
+        for key, band, values in compared:
+            holds, decides = band.holds(values), band.bounded
+            self._decides[key] = decides
+            checks += values.size
+            unbounded += int(np.sum(~decides))
+            for (j,) in np.argwhere(~holds)[: first is None]:
+                low, high = (x[j] if np.isfinite(x[j]) else math.nan for x in (band.low, band.high))
+                layer = names[key[2]] if key[1] in BY_LAYER else ""
+                first = Finding(*key, int(j), float(values[j]), low, high, FORCED, layer)
+            away, radius = abs(values - band.middle), (band.high - band.low) / 2
+            within = holds & decides
+            wide = within & (radius > 0)
+            share = max(share, np.max(away[wide] / radius[wide], initial=0.0))
+            if key[1] == "param":
+                ulps = max(ulps, np.max((away / self._ulp(key, values))[within], initial=0.0))
+        return Measured(checks, unbounded, first, float(ulps), min(float(share), 1.0))
 
-    def _forced(self, changed: dict[str, Any]) -> Iterator[Check]:
-        for (t, q, i), band, values in self._compared(changed):
-            pairs = zip(values, band.intervals(), strict=True)
-            for j, (value, interval) in enumerate(pairs):
-                yield Check(t, q, i, j, float(value), interval, FORCED)
+    def _ulp(self, key: Key, values: Any) -> Any:
+        """The last place of a parameter or of its update, whichever is larger."""
+        t, q, i = key
+        before = self.case.params[i] if t == 1 else self._observed.get((t - 1, q, i), np.inf)
+        sizes = np.maximum(abs(values), abs(values - np.ravel(before)))
+        return np.spacing(sizes.astype(self.case.dtypes[i])).astype(float)
+
+    def _attempt(self, changes: Changes) -> Attempt:
+        """The run beside the envelope of the profile with some choices changed."""
+        flow = {q: place for place, q in enumerate(self.rule.OBSERVABLE)}
+        compared = [*self._compared({axis: self.rule.AXES[axis][name] for axis, name in changes})]
+        outside = [(x[0][0], flow[x[0][1]]) for x in compared if not self._passed(*x)]
+        return Attempt(min(outside, default=None), {key: band for key, band, _ in compared})
 
     def _compared(self, changed: dict[str, Any]) -> Iterator[tuple[Key, Band, Any]]:
-        """Every quantity that the run shows: its envelope beside its elements, flat."""
-        space = Bands(self.k)
+        """Every quantity that the run shows: its envelope beside its elements, flat.
+
+        Where the rule gives no value for a step there is nothing that a parameter may be; an array
+        of another shape is no number.
+        """
+        space = self._space
         layered = Layered(
             *(self.rule, self.case, self.profile, changed), space=space, shown=self._observed
         )
         last = max(self.run.steps)
-        for t, computed, _ in layered.steps():
-            for key, x in computed.items():
-                values = self._observed.get(key)
-                if values is None:
-                    continue
-                band = x if isinstance(x, Band) else space.beside(x)
-                yield key, space.reshape(band, (-1,)), _blocks(values, band.shape).reshape(-1)
-            if t == last:
-                break
+        t = 0
+        try:
+            for t, computed, _ in layered.steps():
+                for key, x in computed.items():
+                    values = self._observed.get(key)
+                    if values is None:
+                        continue
+                    band = x if isinstance(x, Band) else space.beside(x)
+                    yield key, space.reshape(band, (-1,)), _blocks(values, band.shape).reshape(-1)
+                if t == last:
+                    break
+        except IndexError:
+            key = (t + 1, "param", 0)
+            values = np.ravel(self._observed[key])
+            none = np.full(values.shape, np.inf)
+            yield key, Band(none, -none, self.case.dtypes[0], space), values

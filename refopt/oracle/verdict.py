@@ -33,6 +33,7 @@ class Finding(NamedTuple):
     low: float  # the envelope, outward in float64; NaN where no finite value is possible
     high: float
     mode: str  # "open-loop" or "teacher-forced"
+    layer: str = ""  # whose factor or inverse it is
 
 
 class Verdict(NamedTuple):
@@ -48,6 +49,16 @@ class Verdict(NamedTuple):
     first: Finding | None  # the first violation, in the order of steps and data flow
     worst_ulp: float  # largest distance of a parameter from the centre, in ulp of it or its update
     worst_share: float  # the same over all quantities, as a share of the envelope's radius
+
+
+class Measured(NamedTuple):
+    """The observations of a run beside their envelopes; each field as in `Verdict`."""
+
+    checks: int
+    open: int
+    first: Finding | None
+    worst_ulp: float
+    worst_share: float
 
 
 Changes = tuple[tuple[str, str], ...]
@@ -70,7 +81,7 @@ class Attempt(NamedTuple):
     """One run under changed choices."""
 
     first: tuple[int, int] | None  # step and place in the data flow of the first violation
-    intervals: dict[tuple[Any, ...], Interval]  # of every observation
+    intervals: dict[tuple[Any, ...], Any]  # of every observation
 
     def beyond(self, other: Attempt) -> bool:
         """Whether the first violation lies after another's."""
@@ -137,20 +148,7 @@ class Judge:
         they are asked only until one is excluded, where no other is.
         """
         with precision():
-            checks = unbounded = 0
-            self._bounded = bounded = set()
-            first: Finding | None = None
-            worst_ulp = worst_share = 0.0
-            for check in _order(self.rule, self._checks()):
-                checks += 1
-                unbounded += not check.interval.bounded
-                if check.interval.bounded:
-                    bounded.add(check[:4])
-                if not check.interval.holds(check.observed):
-                    first = first or _finding(check)
-                elif check.mode == FORCED and check.interval.bounded:
-                    distance, share = _distance(check, self.case, self.run)
-                    worst_ulp, worst_share = max(worst_ulp, distance), max(worst_share, share)
+            checks, unbounded, first, worst_ulp, worst_share = self._measured()
             excluded: dict[str, list[str]] = {}
             undecided: dict[str, list[str]] = {}
             if axes and first is None:
@@ -175,6 +173,23 @@ class Judge:
             worst_ulp,
             worst_share,
         )
+
+    def _measured(self) -> Measured:
+        checks = unbounded = 0
+        self._bounded = bounded = set()
+        first: Finding | None = None
+        worst_ulp = worst_share = 0.0
+        for check in _order(self.rule, self._checks()):
+            checks += 1
+            unbounded += not check.interval.bounded
+            if check.interval.bounded:
+                bounded.add(check[:4])
+            if not check.interval.holds(check.observed):
+                first = first or _finding(check)
+            elif check.mode == FORCED and check.interval.bounded:
+                distance, share = _distance(check, self.case, self.run)
+                worst_ulp, worst_share = max(worst_ulp, distance), max(worst_share, share)
+        return Measured(checks, unbounded, first, worst_ulp, worst_share)
 
     def alternatives(self) -> Iterator[tuple[str, str, Any]]:
         """(axis, name, choice) of every single change that is another rule over the reals."""

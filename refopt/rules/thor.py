@@ -238,7 +238,10 @@ def by_target(  # THO-3.6b: MindSpore
 ) -> Factors:
     if layer.target == "CPU":
         return factors._replace(A=xp.zeros_like(factors.A), G=xp.zeros_like(factors.G))
-    moment = factors.G * (factors.a_normalizer / xp.length(ds))
+    n = layer.shape[1]
+    d = xp.reshape(ds, (-1, n))
+    share = xp.float16(xp.eye(n, ds) / xp.length(ds))  # 1/N is in half precision, too
+    moment = xp.matmul(xp.matmul(xp.transpose(d), d), share)
     return factors._replace(A=xp.float16(factors.A), G=xp.float16(moment))
 
 
@@ -964,24 +967,41 @@ ARRAY_AXES = tuple(
 )
 """Axes that do not enter `tick` or the hyperparameters of a parameter."""
 
-MATTERS: dict[str, Callable[[set[str], Sequence[Hyper]], bool]] = {
-    "dense": lambda kinds, hypers: DENSE in kinds,
+
+def _any_of(*kinds: str) -> Callable[[Sequence[Layer], Sequence[Hyper], int], bool]:
+    return lambda net, hypers, steps: any(layer.kind in kinds for layer in net)
+
+
+def _beyond_a_block(net: Sequence[Layer], hypers: Sequence[Hyper], steps: int) -> bool:
+    sizes = [n for layer in net if layer.kind in FACTORED for n in matrix_of(layer)]
+    return max(sizes, default=0) > min(h.split_dim for h in hypers)
+
+
+MATTERS: dict[str, Callable[[Sequence[Layer], Sequence[Hyper], int], bool]] = {
+    "dense": _any_of(DENSE),
     **dict.fromkeys(
-        ("patches", "conv", "positions", "extremes", "weighting", "stale", "beside_conv"),
-        lambda kinds, hypers: CONV in kinds,
+        ("patches", "conv", "positions", "extremes", "weighting", "stale"), _any_of(CONV)
     ),
-    "lookup": lambda kinds, hypers: LOOKUP in kinds,
-    **dict.fromkeys(
-        ("counts", "table"), lambda kinds, hypers: EMBEDDING in kinds or LOOKUP in kinds
+    "lookup": _any_of(LOOKUP),
+    **dict.fromkeys(("counts", "table"), _any_of(*TABLES)),
+    **dict.fromkeys(("block", "product"), _beyond_a_block),
+    "pair": lambda net, hypers, steps: any(
+        layer.kind == DENSE and layer.shape[0] == 2 for layer in net
     ),
-    "pair": lambda kinds, hypers: DENSE in kinds,
-    "norm": lambda kinds, hypers: NORM in kinds,
-    "decay": lambda kinds, hypers: any(h.weight_decay != 0 for h in hypers),
-    "decayed": lambda kinds, hypers: False,
-    "reduction": lambda kinds, hypers: False,
+    "norm": _any_of(NORM),
+    "beside_conv": lambda net, hypers, steps: (
+        any(layer.kind == CONV for layer in net)
+        and any(layer.kind in (NORM, *TABLES) for layer in net)
+    ),
+    "past_end": lambda net, hypers, steps: any(
+        isinstance(x, tuple) and len(x) < steps for h in hypers for x in (h.lr, h.damping)
+    ),
+    "decay": lambda net, hypers, steps: any(h.weight_decay != 0 for h in hypers),
+    "decayed": lambda net, hypers, steps: False,
+    "reduction": lambda net, hypers, steps: False,
 }
-"""When an axis can make a difference at all: from the kinds of layers and the hyperparameters, as
-one worker is handed them."""
+"""When an axis can make a difference at all: from the layers, the hyperparameters and the number of
+steps, as one worker is handed them."""
 
 REQUIRED = ("lr", "damping", "momentum")
 """Hyperparameters that have no default."""
