@@ -1,0 +1,268 @@
+"""Inverses of positive definite matrices: one bound on every library, and NaN where there is none.
+
+The judge is the residual in balls, so no other inverse is trusted.
+"""
+
+from types import ModuleType
+
+import array_api_compat.numpy as numpy_xp
+import numpy as np
+import pytest
+from array_api_compat import array_namespace
+from backends import LIBRARIES, REAL, numpy_dtype, same_bits
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from scipy.linalg import lapack
+
+from refopt.interp import linalg
+from refopt.interp.balls import one_norm, precision, residual
+from refopt.interp.formats import FORMATS
+from refopt.interp.linalg import inverse_cholesky, spd_inverse
+
+KINDS = ("spectrum", "one small", "one large", "smooth", "covariance")
+
+
+def definite(kind, n, condition, seed=0):
+    """A positive definite matrix of about this condition number, in float64."""
+    rng = np.random.default_rng([seed, n])
+    if kind == "smooth":  # leading blocks are as ill-conditioned as the whole
+        x = np.linspace(0, 1, n)
+        kernel = np.exp(-8 * (x[:, None] - x) ** 2)
+        return kernel + np.eye(n) * n / condition
+    if kind == "covariance":
+        x = rng.normal(size=(2 * n, n))
+        return x.T @ x / (2 * n) + np.eye(n) / condition
+    q, _ = np.linalg.qr(rng.normal(size=(n, n)))
+    values = {
+        "spectrum": np.geomspace(1, 1 / condition, n),
+        "one small": np.where(np.arange(n) == n - 1, 1 / condition, 1.0),
+        "one large": np.where(np.arange(n) == 0, 1.0, 1 / condition),
+    }[kind]
+    return (q * values) @ q.T
+
+
+def symmetric(a, dtype):
+    return ((a + a.T) / 2).astype(dtype)
+
+
+def keeps_bound(a, x, unit):
+    """‖A X − I‖₁ ≤ 8 n u ‖A‖₁ ‖X‖₁, proven."""
+    with precision():
+        return residual(a, x) <= 8 * len(a) * unit * one_norm(a) * one_norm(x)
+
+
+def applied(library, function, host, dtype):
+    """`function` of `host` in a dtype of the library, and back."""
+    with library.session():
+        a = library.array(host, dtype)
+        xp = array_namespace(a)
+        run = function
+        if library.jitted:
+            import jax
+
+            run = jax.jit(function, static_argnums=0)
+        result = run(xp, a)
+        assert result.dtype == a.dtype
+        assert array_namespace(result) is xp
+        if hasattr(a, "device"):
+            assert library.name == "dask" or result.device == a.device
+        return library.get(result)
+
+
+@pytest.fixture(params=LIBRARIES)
+def library(request):
+    return request.param()
+
+
+# -- on every library ------------------------------------------------------------------------------
+STACK = np.asarray([symmetric(definite(kind, 40, 1e4), "float32") for kind in KINDS])[None]
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks so small that 40 columns are two of them on every library."""
+    monkeypatch.setattr(linalg, "_few", lambda xp: 32)
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("dtype", REAL)
+def test_one_bound_holds_on_every_library(library, dtype):
+    xs = applied(library, spd_inverse, STACK, dtype)
+    assert xs.shape == STACK.shape
+    for a, x in zip(STACK[0], xs[0], strict=True):
+        assert np.array_equal(x, x.T)
+        assert keeps_bound(a, x, FORMATS[dtype].unit)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_the_inverse_of_the_factor_is_triangular_and_keeps_its_bound(library):
+    ws = applied(library, inverse_cholesky, STACK, "float32").astype("float64")
+    for a, w in zip(STACK[0].astype("float64"), ws[0], strict=True):
+        assert np.array_equal(w, np.tril(w))
+        assert (np.diagonal(w) > 0).all()
+        unlike = np.linalg.norm(w @ a @ w.T - np.eye(len(a)))
+        allowed = 8 * len(a) * FORMATS["float32"].unit * np.linalg.norm(a) * np.linalg.norm(w) ** 2
+        assert unlike <= allowed
+
+
+def corner(a, value):
+    a = a.copy()
+    a[-1, 0] = a[0, -1] = value
+    return a
+
+
+BAD = {
+    "indefinite": lambda a: a - 2 * np.linalg.eigvalsh(a)[0] * np.eye(len(a)),
+    "negative": lambda a: -a,
+    "zero": np.zeros_like,
+    "all NaN": lambda a: a * np.nan,
+    "one NaN": lambda a: corner(a, np.nan),
+    "infinite": lambda a: corner(a, np.inf),
+    "infinite first": lambda a: a + np.diag([np.inf, *np.zeros(len(a) - 1)]),
+    "infinite last": lambda a: a + np.diag([*np.zeros(len(a) - 1), np.inf]),
+}
+
+
+def test_what_is_not_definite_is_nan_in_its_own_block(library):
+    good = symmetric(definite("spectrum", 6, 100.0), "float32")
+    with np.errstate(all="ignore"):
+        stack = np.asarray([m for bad in BAD.values() for m in (good, bad(good))])
+    xs = applied(library, spd_inverse, stack, "float32")
+    ws = applied(library, inverse_cholesky, stack, "float32")
+    for n, name in enumerate(BAD):
+        assert np.isnan(xs[2 * n + 1]).all(), name
+        assert np.isnan(ws[2 * n + 1][-1]).all(), name
+        assert keeps_bound(good, xs[2 * n], FORMATS["float32"].unit), name
+        assert np.isfinite(ws[2 * n]).all(), name
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("function", [spd_inverse, inverse_cholesky])
+def test_sixteen_bits_are_computed_in_float32_and_rounded_once(library, function, dtype):
+    if dtype not in library.dtypes:
+        pytest.skip(f"{library.name} has no {dtype}")
+    host = symmetric(definite("spectrum", 9, 10.0), "float64").astype(numpy_dtype(dtype))
+    x = applied(library, function, host, dtype)
+    wide = applied(library, function, host.astype("float32"), "float32")
+    assert same_bits(x, wide.astype(x.dtype))
+
+
+# -- whatever the matrix ---------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(KINDS),
+    st.integers(1, 160),
+    st.floats(0, 12),
+    st.sampled_from(REAL),
+    st.integers(0, 9),
+)
+@example("smooth", 160, 12.0, "float64", 0)  # where a product with an inverse is not enough
+@example("smooth", 129, 5.0, "float32", 0)
+@example("one large", 129, 6.0, "float32", 0)
+def test_the_bound_holds_for_any_spectrum_and_size(kind, n, digits, dtype, seed):
+    unit = FORMATS[dtype].unit
+    a = symmetric(definite(kind, n, 10.0**digits, seed), dtype)
+    x = spd_inverse(numpy_xp, a)
+    if np.isnan(x).any():
+        assert np.isnan(x).all()
+        assert 8 * n * unit * np.linalg.cond(a.astype("float64")) > 1
+        return
+    assert np.array_equal(x, x.T)
+    assert keeps_bound(a, x, unit)
+
+
+def test_an_asymmetric_matrix_counts_as_the_mean_of_both_triangles():
+    a = symmetric(definite("spectrum", 150, 100.0), "float64")
+    skew = np.random.default_rng(0).integers(-2, 3, a.shape) * 2.0**-20
+    a = np.round(a * 2.0**20) * 2.0**-20  # so that the sums are exact
+    assert same_bits(spd_inverse(numpy_xp, a + skew - skew.T), spd_inverse(numpy_xp, a))
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (3, 0, 0), (0, 5, 5)])
+def test_nothing_has_an_inverse_of_its_shape(shape):
+    assert spd_inverse(numpy_xp, np.zeros(shape)).shape == shape
+
+
+def test_blocks_are_inverted_as_each_alone():
+    stack = np.asarray([symmetric(definite(kind, 128, 100.0), "float64") for kind in KINDS])
+    alone = [spd_inverse(numpy_xp, a) for a in stack]
+    assert same_bits(spd_inverse(numpy_xp, stack), np.asarray(alone))
+
+
+# -- manners of libraries --------------------------------------------------------------------------
+
+
+def library_with(cholesky):
+    """NumPy with another Cholesky decomposition."""
+    xp = ModuleType("other")
+    vars(xp).update(vars(numpy_xp), linalg=ModuleType("other.linalg"))
+    vars(xp.linalg).update(vars(numpy_xp.linalg), cholesky=cholesky)
+    return xp
+
+
+def abandoned(a):
+    """What is in memory where the decomposition stops at a pivot, and nobody says so."""
+    lower = np.tril(a)
+    for matrix in lower.reshape(-1, *a.shape[-2:]):
+        for k in range(len(matrix)):
+            pivot = matrix[k, k] - matrix[k, :k] @ matrix[k, :k]
+            matrix[k, k] = pivot
+            if not pivot > 0:
+                break
+            matrix[k, k] = np.sqrt(pivot)
+            below = matrix[k + 1 :, :k] @ matrix[k, :k]
+            matrix[k + 1 :, k] = (matrix[k + 1 :, k] - below) / matrix[k, k]
+    return lower
+
+
+def test_a_factor_is_not_believed_because_nobody_raised():
+    good = symmetric(definite("spectrum", 6, 100.0), "float32")
+    xp = library_with(abandoned)
+    for name, bad in BAD.items():
+        with np.errstate(all="ignore"):
+            stack = np.asarray([good, bad(good)])
+        x = spd_inverse(xp, stack)
+        assert keeps_bound(good, x[0], FORMATS["float32"].unit), name
+        assert np.isnan(x[1]).all(), name
+
+
+def test_an_upper_factor_is_not_taken_for_a_lower_one():
+    xp = library_with(lambda a: np.linalg.cholesky(a, upper=True))
+    a = symmetric(definite("spectrum", 6, 100.0), "float64")
+    assert np.isnan(spd_inverse(xp, a)).all()
+
+
+# -- beside LAPACK ---------------------------------------------------------------------------------
+
+
+def by_lapack(a):
+    """potrf, potri, and the triangle it leaves out."""
+    prefix = {"float32": "s", "float64": "d"}[a.dtype.name]
+    factor, info = getattr(lapack, prefix + "potrf")(a, lower=1)
+    assert info == 0
+    x, info = getattr(lapack, prefix + "potri")(factor, lower=1)
+    assert info == 0
+    return np.tril(x) + np.tril(x, -1).T
+
+
+def columns_of_inverse(a, columns):
+    """Columns of A⁻¹ to more than float64: one step of Newton's iteration in long double."""
+    a, start = a.astype(np.longdouble), np.linalg.inv(a.astype("float64"))
+    x = start[:, columns].astype(np.longdouble)
+    rest = np.eye(len(a), dtype=np.longdouble)[:, columns] - a @ x
+    return x + start @ rest.astype("float64")
+
+
+@pytest.mark.parametrize("dtype", REAL)
+@pytest.mark.parametrize("kind", ["spectrum", "smooth", "one large", "one small"])
+def test_the_error_is_within_three_times_that_of_lapack(kind, dtype):
+    errors = []
+    for seed in range(8):
+        a = symmetric(definite(kind, 72, 1e6, seed), dtype)
+        true = columns_of_inverse(a, slice(None))
+        found = by_lapack(a), spd_inverse(numpy_xp, a)
+        errors.append([np.linalg.norm((x - true).astype("float64")) for x in found])
+    theirs, ours = np.sqrt(np.mean(np.square(errors), axis=0))
+    assert ours <= 3 * theirs
