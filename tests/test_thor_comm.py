@@ -1,0 +1,180 @@
+"""THOR on several workers: what they send each other, and that they do as one alone."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import thor_worker
+from backends import same_bits
+
+from refopt.parallel.mpi import Sums, shares
+
+# Of three layers; those after the last index are a group of their own.
+MESSAGES = [(None, 1), ([0], 2), ([0, 1], 3), ([1, 2], 2)]
+
+
+class Recorder:
+    """A communicator of workers that all hold what this one does, and a list of its messages."""
+
+    def __init__(self, size=1):
+        self.size, self.messages = size, []
+
+    def Get_size(self):  # noqa: N802
+        return self.size
+
+    def Allreduce(self, given, total):  # noqa: N802
+        self.messages.append(given.copy())
+        total[...] = self.size * given
+
+
+def test_an_index_is_the_last_layer_of_its_group_and_26_53_cut_54_factors_in_half():
+    factors = [(np.full((2, 2), float(i)), np.full(3, float(i))) for i in range(54)]
+    comm = Recorder()
+    sums = Sums(comm, [26, 53], ordered=False)
+    result = sums([factors])
+    groups = [sorted({int(x) for x in message}) for message in comm.messages]
+    assert groups == [list(range(27)), list(range(27, 54))]
+    assert [len(message) for message in comm.messages] == [27 * 7] * 2
+    assert sums.messages == 2
+    for own, new in zip(factors, result, strict=True):
+        assert all(same_bits(x, y) for x, y in zip(own, new, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("bounds", "groups"),
+    [
+        ((), [[0, 1, 2, 3]]),
+        ((3,), [[0, 1, 2, 3]]),
+        ((0,), [[0], [1, 2, 3]]),
+        ((0, 2), [[0], [1, 2], [3]]),
+        ((0, 1, 2, 3), [[0], [1], [2], [3]]),
+    ],
+)
+def test_layers_after_the_last_index_are_one_more_group(bounds, groups):
+    comm = Recorder(3)
+    result = Sums(comm, bounds, ordered=False)([[(np.full(2, float(i)),) for i in range(4)]])
+    assert [[int(x) for x in message[::2]] for message in comm.messages] == groups
+    assert [x.tolist() for (x,) in result] == [[3.0 * i] * 2 for i in range(4)]
+
+
+def test_a_message_has_the_widest_dtype_of_its_group_and_at_least_single_precision():
+    comm = Recorder()
+    arrays = [(np.ones(1, "f2"),), (np.ones(1, "f4"), np.ones(1, "f8"))]
+    Sums(comm, [0], ordered=False)([arrays])
+    assert [str(message.dtype) for message in comm.messages] == ["float32", "float64"]
+
+
+def test_parts_are_added_from_the_first_to_the_last():
+    parts = [[(np.asarray([x]),)] for x in (1.0, 2.0**53, 1.0, 1.0)]  # other orders round otherwise
+    (total,) = Sums(None, (), ordered=True)(parts)[0]
+    assert total.tolist() == [((1.0 + 2.0**53) + 1.0) + 1.0]
+    assert total.tolist() != [((1.0 + 1.0) + 1.0) + 2.0**53]
+
+
+def test_shares_must_fill_the_samples():
+    assert shares("fc", 6, 3) == [slice(0, 3), slice(3, 6)]
+    with pytest.raises(
+        ValueError, match=r"fixed_order: a divisor of the 6 samples of 'fc'.* got 4"
+    ):
+        shares("fc", 6, 4)
+
+
+# -- workers under mpiexec ------------------------------------------------------------------------
+@cache
+def launcher():
+    pytest.importorskip("mpi4py", reason="needs mpi4py: install refopt[mpi]")
+    beside = str(Path(sys.executable).parent)
+    found = shutil.which("mpiexec", path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
+    if found is None:
+        pytest.skip("needs mpiexec: install mpich")
+    return found
+
+
+def workers(size, tmp_path, **task):
+    """What each of `size` workers ends with."""
+    command = [launcher(), "-n", str(size), sys.executable, thor_worker.__file__]
+    root = str(Path(__file__).parent.parent)
+    done = subprocess.run(
+        [*command, json.dumps({"exact": False, **task}), str(tmp_path / str(size))],
+        env={**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [dict(np.load(tmp_path / f"{size}.{rank}.npz")) for rank in range(size)]
+
+
+def alone(exact=False, **arguments):
+    """What one worker with the whole batch ends with."""
+    return thor_worker.result_of(thor_worker.trained(None, 0, 1, exact, **arguments))
+
+
+def arrays(result):
+    return {k: np.asarray(x) for k, x in result.items() if k not in ("messages", "error")}
+
+
+@pytest.mark.parametrize(("split", "messages"), MESSAGES)
+def test_four_workers_do_bit_for_bit_as_one_where_sums_are_exact(split, messages, tmp_path):
+    wanted = alone(exact=True, split_indices=split)
+    assert wanted["messages"] == 0
+    for own in workers(4, tmp_path, exact=True, split_indices=split):
+        assert own["messages"] == messages
+        assert all(same_bits(x, arrays(own)[name]) for name, x in arrays(wanted).items())
+
+
+@pytest.mark.parametrize("split", [[0], [1, 2]])
+def test_four_workers_do_as_one_to_rounding(split, tmp_path):
+    optimizer = thor_worker.trained(None, 0, 1, False)
+    wanted, report = thor_worker.result_of(optimizer), optimizer.report()["parameters"]
+    start = {f"{name}.weight": x for name, x in thor_worker.data(False)[0].items()}
+    first, *others = workers(4, tmp_path, split_indices=split)
+    for name, own in report.items():
+        # two sums of 16 (32 for the table) rows differ by 2·32 u, two inverses by 8 n u, times the
+        # condition (spd_inverse); the update is a product of both
+        condition = max(own["a_condition"]) + max(own["g_condition"])
+        allowed = (2 * 32 + 2 * 8 * 5) * 2.0**-53 * condition
+        change = np.linalg.norm(wanted[name] - start[name])
+        assert np.linalg.norm(first[name] - wanted[name]) <= allowed * change
+        assert all(same_bits(first[name], other[name]) for other in others)
+
+
+def test_a_fixed_order_gives_the_same_bits_for_any_number_of_workers(tmp_path):
+    wanted = arrays(alone(fixed_order=4))
+    for size in (1, 2, 4):
+        for own in workers(size, tmp_path, fixed_order=4, split_indices=[1]):
+            assert own["messages"] == 2
+            assert all(same_bits(x, arrays(own)[name]) for name, x in wanted.items()), size
+    whole = arrays(alone())  # in one sum of 16 rows: other bits
+    assert not all(same_bits(x, whole[name]) for name, x in wanted.items())
+
+
+def test_inverses_are_summed_or_averaged_where_the_profile_or_the_user_says_so(tmp_path):
+    mean = arrays(workers(4, tmp_path, profile="corrected")[3])
+    total = arrays(workers(4, tmp_path, profile="corrected", reduction="sum-of-inverses")[0])
+    for name, x in mean.items():
+        if name.endswith("_inverse"):
+            assert same_bits(4 * x, total[name])
+        else:
+            assert not same_bits(x, total[name])
+    factors = arrays(workers(4, tmp_path, profile="corrected", reduction="mean-of-factors")[0])
+    assert not same_bits(factors["fc1.weight"], mean["fc1.weight"])
+
+
+@pytest.mark.parametrize("reduction", ["mean-of-factors", "mean-of-inverses"])
+def test_a_fault_on_one_worker_ends_the_step_of_all_and_changes_nothing(reduction, tmp_path):
+    found = workers(4, tmp_path, fails=True, reduction=reduction)
+    weights = thor_worker.data(False)[0]
+    for rank, own in enumerate(found):
+        own_fault = reduction == "mean-of-factors" or rank == 2
+        where = "factor A, block 0 of 1" if own_fault else "another worker"
+        assert "layer 'fc1'" in str(own["error"])
+        assert where in str(own["error"])
+        assert same_bits(own["fc1.weight"], weights["fc1"])

@@ -1,0 +1,104 @@
+"""One worker of a THOR run under mpiexec: takes its share of a batch, writes what it ends with.
+
+Arguments: a JSON object of what to run, and the path of the result, to which the rank is added.
+"""
+
+import json
+import sys
+
+import numpy as np
+
+import refopt
+from refopt import layers
+
+SAMPLES = 16
+SHAPES = {"fc1": (3, 4), "fc2": (2, 3), "emb": (5, 2)}
+
+
+def data(exact):
+    """(weights, gradients of two steps, inputs, gradients of each sample's loss) of a run."""
+    random = np.random.default_rng(20210206)
+
+    def values(*shape):
+        # of small integers every sum is exact, in any order
+        return random.integers(-4, 5, shape) * 1.0 if exact else random.normal(size=shape)
+
+    weights = {name: values(*shape) for name, shape in SHAPES.items()}
+    gradients = [[values(*shape) for shape in SHAPES.values()] for _ in range(2)]
+    inputs = {
+        "fc1": values(SAMPLES, 4),
+        "fc2": values(SAMPLES, 3),
+        "emb": random.integers(0, 5, (SAMPLES, 2)),
+    }
+    outputs = {"fc1": values(SAMPLES, 3), "fc2": values(SAMPLES, 2), "emb": values(SAMPLES, 2, 2)}
+    return weights, gradients, inputs, outputs
+
+
+def optimizer_of(weights, comm, batch, **arguments):
+    net = [
+        layers.Dense("fc1", weight=weights["fc1"].copy()),
+        layers.Dense("fc2", weight=weights["fc2"].copy()),
+        layers.Embedding("emb", weight=weights["emb"].copy()),
+    ]
+    given = {"learning_rate": 0.25, "damping": 0.5, "momentum": 0.5, **arguments}
+    return refopt.thor(net, batch_size=batch, frequency=2, comm=comm, **given)
+
+
+def trained(comm, rank, size, exact, **arguments):
+    """Two steps, of which the first renews the inverses, by one of `size` workers."""
+    weights, gradients, inputs, outputs = data(exact)
+    batch = SAMPLES // size
+    share = slice(rank * batch, (rank + 1) * batch)
+    optimizer = optimizer_of(weights, comm, batch, **arguments)
+    optimizer(
+        gradients[0],
+        activations={name: x[share] for name, x in inputs.items()},
+        output_gradients={name: d[share] / batch for name, d in outputs.items()},
+    )
+    optimizer(gradients[1])
+    return optimizer
+
+
+def failed(comm, rank, size, exact, **arguments):
+    """A step that meets a factor without inverse, on one worker."""
+    weights, gradients, *_ = data(exact)
+    optimizer = optimizer_of(weights, comm, SAMPLES // size, **arguments)
+    ready = {
+        "fc1": layers.Factors(np.eye(4) * (-8 if rank == 2 else 1), np.eye(3)),
+        "fc2": layers.Factors(np.eye(3), np.eye(2)),
+        "emb": layers.Factors(np.ones(5), np.eye(2), 1.0),
+    }
+    try:
+        optimizer(gradients[0], factors=ready)
+    except np.linalg.LinAlgError as error:
+        return optimizer, str(error)
+    return optimizer, ""
+
+
+def result_of(optimizer, error=""):
+    state = optimizer.state_dict()["state"]
+    inverses = {
+        f"{name}/{key}": x
+        for name, own in state.items()
+        for key, x in own.items()
+        if key.endswith("_inverse")
+    }
+    params = {p.name: p.data for p in optimizer.parameters}
+    return {**params, **inverses, "messages": optimizer.messages, "error": error}
+
+
+def main():
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    task, path = json.loads(sys.argv[1]), sys.argv[2]
+    rank, size = comm.Get_rank(), comm.Get_size()
+    if task.pop("fails", False):
+        optimizer, error = failed(comm, rank, size, **task)
+    else:
+        optimizer, error = trained(comm, rank, size, **task), ""
+    np.savez(f"{path}.{rank}.npz", **result_of(optimizer, error))
+
+
+if __name__ == "__main__":
+    main()
