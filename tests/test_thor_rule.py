@@ -13,7 +13,7 @@ from refopt.rules.thor import Choices, Factors, Hyper, Layer, Statistics
 
 UNIT = 2.0**-53
 HYPER = Hyper(
-    **{"lr": 0.125, "damping": 0.25, "momentum": 0.5, "weight_decay": 0.125, "loss_scale": 4.0},
+    **{"lr": 0.125, "damping": 0.25, "momentum": 0.75, "weight_decay": 0.125, "loss_scale": 4.0},
     **{"batch_size": 8, "split_dim": 4, "clip_norm": 0.0625, "frequency": 2},
 )
 ON = {"enable_clip_grad": True, "use_nesterov": True}
@@ -135,6 +135,8 @@ def test_every_alternative_changes_a_quantity(axis, name):
 
 
 def test_every_alternative_of_an_ended_schedule_changes_a_quantity():
+    assert [thor.the_last((0.5, 0.25), t) for t in range(4)] == [0.5, 0.25, 0.25, 0.25]
+    assert [thor.zero((0.5, 0.25), t) for t in range(4)] == [0.5, 0.25, 0.0, 0.0]
     rates = HYPER._replace(lr=(0.5, 0.25))
     zero, last = (
         trained(SENSITIVE._replace(past_end=end), rates) for end in (thor.zero, thor.the_last)
@@ -234,11 +236,11 @@ SCALARS = thor.Scalars(lr=0.25, damping=0.25, refresh=True)
 @pytest.mark.parametrize(
     ("move", "m", "param"),
     [
-        (thor.heavy_ball, 10.0, -0.5),
-        (thor.average, 6.0, 0.5),
-        (thor.lr_inside, 4.0, -2.0),
-        (thor.look_ahead, 10.0, -1.25),
-        (thor.no_look_ahead, 10.0, -0.5),
+        (thor.heavy_ball, 11.0, -0.75),
+        (thor.average, 5.0, 0.75),
+        (thor.lr_inside, 5.0, -3.0),
+        (thor.look_ahead, 11.0, -2.0625),
+        (thor.no_look_ahead, 11.0, -0.75),
     ],
 )
 def test_a_move_is_its_formula(move, m, param):
@@ -260,7 +262,7 @@ def test_weight_decay_enters_where_it_says(decay, before, after, param):
     assert decay.param(P, SCALARS, HYPER) == param
     state = thor.State(M, *[None] * 5)
     m, moved = thor.step(P, U, state, SCALARS, HYPER, Choices(decay=decay))
-    assert (m, moved) == (10.0, param - 2.5)
+    assert (m, moved) == (11.0, param - 2.75)
 
 
 def test_a_layer_norm_divides_by_its_square_over_the_batch_and_the_damping():
@@ -297,6 +299,47 @@ def test_damping_is_shared_in_proportion_to_the_mean_diagonals():
     inverse = thor.invert(table, counts, 4.0, HYPER, choices, xp=namespace_of(factors.A))
     assert (np.ones(2) / (3 + 2 * pi) == inverse.A).all()
     assert (inverse.G[0] == np.eye(1) / (12 + 2 / pi)).all()
+
+
+@pytest.mark.parametrize(
+    ("positions", "a", "g", "s"),
+    [(thor.all_rows, 3.5, 3.0, 16), (thor.rows_of_a_sample, 3.0, 2.0, 4)],
+)
+def test_a_convolution_is_damped_and_weighted_by_its_positions(positions, a, g, s):
+    layer = Layer("conv2d", (0,), (1, 1, 1, 1))
+    factors = Factors(np.array([[a]]), np.array([[g]]), 16, 4)
+    found = {}
+    for name, weighting in thor.AXES["weighting"].items():
+        choices = Choices(positions=positions, damping=thor.rooted, scaling=thor.as_given)
+        arguments = (layer, factors, 4.0, HYPER._replace(batch_size=4))
+        xp = namespace_of(factors.A)
+        found[name] = thor.invert(*arguments, choices._replace(weighting=weighting), xp=xp)
+    plain = found["none"]
+    assert (plain.A, plain.G, plain.scale) == (0.25, 0.25, None)
+    assert (0.25 / s**0.5, 0.25 / s**0.5) == (found["half-each"].A, found["half-each"].G)
+    assert (found["in-scale"].A, found["in-scale"].scale) == (0.25, 1 / s)
+
+
+def test_counts_are_over_the_ids_or_over_the_batch_size():
+    assert thor.over_rows(P, 16, HYPER) == 0.125
+    assert thor.over_batch_size(P, 16, HYPER) == 0.25
+
+
+def test_beside_a_convolution_only_dense_layers_and_convolutions_are_conditioned():
+    alone = {layer.kind: thor.left_alone(layer) for layer in thor.placed(NET[:5])}
+    assert all(alone.values())
+    beside = {layer.kind: thor.left_alone(layer) for layer in thor.placed(NET)}
+    assert {kind for kind, conditioned in beside.items() if conditioned} == {"dense", "conv2d"}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_half_precision_rounds_operands_and_both_products(seed):
+    y, g, x = (np.array([[v]], "f4") for v in np.random.default_rng(seed).random(3))
+    layer, xp = Layer("dense", (0,), (1, 1)), namespace_of(g)
+    inverse = thor.Inverse(x[None], y[None])
+    found = thor.precondition(layer, inverse, g, Choices(precision=thor.half), xp=xp)
+    y, g, x = (v.astype("f2") for v in (y, g, x))
+    assert found == (y * g) * x  # NumPy rounds each operation of float16
 
 
 def test_factors_are_averaged_over_refreshes_from_the_first_one():
