@@ -272,6 +272,36 @@ def test_a_factor_without_inverse_may_leave_the_previous_one_in_place(library):
     assert np.array_equal(library.get(w.data), library.get(w0.data))
 
 
+class Twins:
+    """A communicator of two workers that hold the same."""
+
+    def Get_size(self):  # noqa: N802
+        return 2
+
+    def Allreduce(self, given, total):  # noqa: N802
+        assert isinstance(given, np.ndarray)
+        total[...] = given + given
+
+    def unused(self, *arguments, **keywords):
+        raise AssertionError
+
+    Get_rank = Send = Recv = Bcast = unused
+
+
+def test_the_mean_over_equal_workers_is_the_factor_itself_on_every_library(library):
+    for dtype in ("float32", "bfloat16") if "bfloat16" in library.dtypes else ("float32",):
+
+        def put(host, dtype=dtype):
+            return library.array(host, dtype)
+
+        alone = stepped(made(put), [0], put, ids=ids_of(library))
+        twin = stepped(made(put, comm=Twins()), [0], put, ids=ids_of(library))
+        assert (alone.messages, twin.messages) == (0, 1)
+        for p, q in zip(alone.parameters, twin.parameters, strict=True):
+            assert library.place(p.data) == library.place(q.data)
+            assert same_bits(np.array(library.get(p.data)), np.array(library.get(q.data)))
+
+
 @pytest.mark.torch
 def test_libraries_do_not_mix():
     import torch
@@ -368,6 +398,15 @@ def test_a_number_an_array_and_a_callable_are_the_same_schedule():
     for arguments, same in forms:
         found = values(stepped(made(**arguments), range(3)))
         assert all(same_bits(found[k], first[k]) for k in first) == same
+
+
+def test_a_callable_is_asked_once_a_step_and_once_for_each_group():
+    asked = []
+    conv, *rest = net_of(np.array)
+    own = {"params": [conv], "lr": lambda t: asked.append(("group", t)) or 0.5}
+    optimizer = made(net=[own, *rest], learning_rate=lambda t: asked.append(("all", t)) or 0.1)
+    stepped(optimizer, range(2))
+    assert sorted(asked) == [("all", 0), ("all", 1), ("group", 0), ("group", 1)]
 
 
 @pytest.mark.parametrize("name", ["learning_rate", "damping"])

@@ -354,9 +354,13 @@ class THOR:
         """The hyperparameters of each parameter for the next step."""
         ends = self._rule.choices.past_end is rule.an_error
         damping = now("damping", self._damping, self._steps, ends=ends, least=0.0)
+        rates = {  # each once: a callable may count its calls
+            key: now("learning_rate", rate, self._steps, ends=ends)
+            for key, rate in {id(own.rate): own.rate for own in self._options}.items()
+        }
         return [
             self._hyper._replace(
-                lr=now("learning_rate", own.rate, self._steps, ends=ends),
+                lr=rates[id(own.rate)],
                 damping=damping,
                 weight_decay=own.weight_decay,
                 grad_centralization=own.centralizes,
@@ -498,7 +502,7 @@ class THOR:
             fault = self._fault(own, new, inverse, float(scalars[w].damping))
             if not self._keep_inverse or states[w].a_inverse is None:
                 raise np.linalg.LinAlgError(fault)
-            warnings.warn(f"{fault}; the previous inverse is kept", UserWarning, stacklevel=2)
+            warnings.warn(f"{fault}; the previous inverse is kept", UserWarning, stacklevel=5)
             proved.append(None)
         return proved
 
@@ -526,20 +530,19 @@ class THOR:
 
     def _check_norms(self, quantities: Sequence[rule.Quantities]) -> None:
         """Raise where a LayerNorm's gradient was divided by zero."""
-        for layer in self._net:
-            if layer.kind == rule.NORM:
-                for i in layer.params:
-                    (good,) = finite([quantities[i].preconditioned])
-                    if not good:
-                        msg = (
-                            f"damping: a number > 0 is required where a gradient of "
-                            f"{self.parameters[i].name} is 0, got λ too small at step {self._steps}"
-                        )
-                        raise ValueError(msg)
+        places = [i for layer in self._net if layer.kind == rule.NORM for i in layer.params]
+        good = finite([quantities[i].preconditioned for i in places])
+        if not all(good):
+            name = self.parameters[places[good.index(False)]].name
+            msg = (
+                f"damping: a number > 0 is required where a gradient of {name} is 0, "
+                f"got λ too small at step {self._steps}"
+            )
+            raise ValueError(msg)
 
     # -- what is kept -----------------------------------------------------------------------------
     def report(self) -> dict[str, Any]:
-        """What the last step did.
+        """What the last step did; for this its gradients are kept until the next.
 
         Returns
         -------
