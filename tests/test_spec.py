@@ -352,7 +352,16 @@ def test_every_clause_that_the_text_cites_exists(s: Specified) -> None:
 
 # -- the objects ----------------------------------------------------------------------------------
 
-OBJECTS = {"nadam": refopt.NAdam, "rmsprop": refopt.RMSprop}
+OBJECTS = {"nadam": refopt.NAdam, "rmsprop": refopt.RMSprop, "thor": refopt.thor}
+REQUIRED = {
+    "nadam": lambda: {"params": [refopt.Parameter(1.0)]},
+    "rmsprop": dict,
+    "thor": lambda: {
+        **{"net": [refopt.layers.Other("rest", np.ones(2))], "learning_rate": 0.1},
+        **{"damping": 0.1, "momentum": 0.9},
+    },
+}
+"""The arguments that an object needs, beside the one that is tried."""
 OPTIONS = {
     "nadam": {
         "decoupled_weight_decay": False,
@@ -372,16 +381,29 @@ OPTIONS = {
         "use_ema": False,
         "profile": "documented",
     },
+    "thor": {
+        "use_nesterov": False,
+        "decay_filter": ...,
+        "split_indices": None,
+        "enable_clip_grad": False,
+        "profile": "documented",
+        "comm": None,
+        "reduction": None,
+        "fixed_order": None,
+        "keep_inverse": False,
+    },
 }
 """The arguments of the pages that are no hyperparameters of the rule, and their defaults there."""
 
 
-@pytest.mark.parametrize("s", [EACH[optimizer] for optimizer in OBJECTS], ids=OBJECTS)
+@each
 def test_the_object_has_the_defaults_of_the_specification(s: Specified) -> None:
     parameters = inspect.signature(OBJECTS[s.optimizer]).parameters.values()
     coded = {p.name: p.default for p in parameters if p.default is not p.empty}
     stated: dict[str, Any] = dict(OPTIONS[s.optimizer])
     for given in s.data["hyperparameters"].values():
+        if "required" in given:
+            continue
         name, _, place = given["keyword"].partition("[")
         default = given.get("default")
         if place:  # one of several in a tuple
@@ -394,18 +416,22 @@ def test_the_object_has_the_defaults_of_the_specification(s: Specified) -> None:
 def tried(h: dict[str, Any]) -> list[tuple[Any, str | None]]:
     """Values of a hyperparameter, on both sides of every end of its range, and their errors."""
     ends, kind, error = h["range"], h["error"]["type"], h["error"].get("range")
-    values = [(math.nan, error), ("1", kind), (None, kind if "default" in h else None)]
+    values = [("1", kind), (None, kind if "default" in h or "required" in h else None)]
     if "whole" in ends:
         least = ends["least"]
-        return [*values, (least, None), (least - 1, error), (least + 0.5, error), (True, error)]
-    values += [(1j, kind), (np.ones(2), h["error"].get("size", kind)), (0.5, None)]
+        values += [(x, kind) for x in (math.nan, least + 0.5, True)]
+        return [*values, (least, None), (least - 1, error)]
+    vector = None if "schedule" in h else h["error"].get("size", kind)
+    values += [(math.nan, error), (1j, kind), (np.ones(2), vector), (0.5, None)]
     if "least" in ends:
         values += [(ends["least"], None), (math.nextafter(ends["least"], -math.inf), error)]
     if "most" in ends:
         values += [(ends["most"], None), (math.nextafter(ends["most"], math.inf), error)]
     if "below" in ends:
         values += [(math.nextafter(ends["below"], -math.inf), None), (ends["below"], error)]
-    bounded = "most" in ends or "below" in ends
+    if "above" in ends:
+        values += [(math.nextafter(ends["above"], math.inf), None), (ends["above"], error)]
+    bounded = ends.keys() & {"most", "below", "finite"}
     return [*values, (math.inf, error if bounded else None)]
 
 
@@ -416,9 +442,7 @@ def built(s: Specified, h: dict[str, Any], value: Any) -> Any:
         pair = list(inspect.signature(OBJECTS[s.optimizer]).parameters[name].default)
         pair[int(place.rstrip("]"))] = value
         value = tuple(pair)
-    arguments = {name: value, **h.get("given", {})}
-    if s.optimizer == "nadam":
-        arguments["params"] = [refopt.Parameter(1.0)]
+    arguments = {**REQUIRED[s.optimizer](), name: value, **h.get("given", {})}
     return OBJECTS[s.optimizer](**arguments)
 
 
@@ -427,7 +451,6 @@ def built(s: Specified, h: dict[str, Any], value: Any) -> Any:
     [
         pytest.param(s, h, value, error, id=f"{optimizer}-{name}-{value}")
         for optimizer, s in EACH.items()
-        if optimizer in OBJECTS
         for name, h in s.data["hyperparameters"].items()
         for value, error in tried(h)
     ],
@@ -448,7 +471,6 @@ def test_the_object_takes_the_range_of_the_specification_and_names_what_is_out_o
     [
         pytest.param(s, h, other, error, id=f"{optimizer}-{name}-{other}")
         for optimizer, s in EACH.items()
-        if optimizer in OBJECTS
         for name, h in s.data["hyperparameters"].items()
         for other, error in h.get("excludes", {}).items()
     ],

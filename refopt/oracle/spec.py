@@ -320,6 +320,7 @@ def _range(h: Mapping[str, Any]) -> str:
     text += f" < {ends['below']:g}" if "below" in ends else ""
     text += f" <= {ends['most']:g}" if "most" in ends else ""
     text += ", whole" if "whole" in ends else ""
+    text += ", finite" if "finite" in ends else ""
     text += ", with " + ", ".join(h["given"]) if "given" in h else ""
     text += f"; {h['note']}" if "note" in h else ""
     beside = (f"; not together with {x}: `{error}`" for x, error in h.get("excludes", {}).items())
