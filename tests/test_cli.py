@@ -286,7 +286,7 @@ def test_an_interrupt_from_the_terminal_ends_all_processes(lines: int) -> None:
 
 
 def test_json_lines_have_header_runs_and_footer() -> None:
-    result = refopt("check", "--json", "--select", "nadam.*.sharp-l2-psi-1.f64")
+    result = refopt("check", "--json", "--select", "nadam.*.sharp-l2-psi-1.f32")
     assert result.exit_code == OK
     header, *runs, footer = (json.loads(text) for text in result.stdout.splitlines())
     assert (header["kind"], header["schema"]) == ("header", "refopt-report/1")

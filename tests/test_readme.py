@@ -94,7 +94,7 @@ def test_paths_exist() -> None:
 
 
 def test_implementations_are_those_that_are_known() -> None:
-    named = set(re.findall(r"`(?:refopt check )?(\w+:\w+)`", TEXT)) | {"torch:NAdam"}
+    named = set(re.findall(r"`(?:refopt check )?([\w.-]+:\w+)`", TEXT)) | {"torch:NAdam"}
     assert named == live.IMPLEMENTATIONS.keys()
 
 

@@ -333,7 +333,8 @@ def _difference(result: Result) -> str:
             parts += [", ".join("=".join(change) for change in changes) for changes in several]
     rounding = all(name in suite.own(result, a) for c in result.named for a, name in c)
     if not parts:
-        return f"no {counted(MOST[result.dtype], 'change')} at once, or fewer, explain it"
+        most = MOST[result.dtype]
+        return "no single change explains it" if most == 1 else f"no {most} changes explain it"
     return "; or ".join(parts) + " (rounding alone)" * rounding
 
 

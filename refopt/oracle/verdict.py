@@ -47,7 +47,9 @@ class Verdict(NamedTuple):
     excluded: dict[str, list[str]]  # axis -> alternatives that the run excludes
     undecided: dict[str, list[str]]  # axis -> alternatives that hold the run as well
     first: Finding | None  # the first violation, in the order of steps and data flow
-    worst_ulp: float  # largest distance of a parameter from the centre, in ulp of it or its update
+    # largest distance of a parameter from the centre, in ulp of it or its update, where the
+    # envelope determines half the digits of the update
+    worst_ulp: float
     worst_share: float  # the same over all quantities, as a share of the envelope's radius
 
 
@@ -430,5 +432,7 @@ def _distance(check: Check, case: Case, run: Run) -> tuple[float, float]:
     )
     update = check.observed - before[j]
     f = FORMATS[case.dtypes[i]]
+    if radius * 2.0 ** (f.precision / 2) > abs(update):
+        return 0.0, share  # not half the digits of the update are determined: no place to count in
     # where the update is below the last place of the parameter, that place is what rounds
     return away / max(ulp(update, f), ulp(check.observed, f)), share
