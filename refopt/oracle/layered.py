@@ -17,6 +17,7 @@ from refopt.interp.arrays import Floats, namespace_of
 from refopt.interp.balls import precision
 from refopt.interp.bands import Band, Bands
 from refopt.interp.envelope import ROUNDINGS
+from refopt.interp.formats import FORMATS
 from refopt.oracle.golden import BY_LAYER, Case, Run, Tensor
 from refopt.oracle.verdict import FORCED, Attempt, Changes, Finding, Judge, Measured
 from refopt.typing import Profile
@@ -220,19 +221,24 @@ def numpy_run(
     steps: dict[int, Any] = {}
     factors: dict[int, Any] = {}
     names = {layer.params[0]: name for name, layer in case.layers.items()}
+    course = Layered(rule, case, profile, changed, space=Arrays()).steps()
     with np.errstate(all="ignore"):
-        for t, computed, _ in Layered(rule, case, profile, changed, space=Arrays()).steps():
-            if t not in wanted:
-                continue
-            steps[t], factors[t] = {}, {}
-            for (_, q, i), x in computed.items():
-                array = np.asarray(x)
-                if q in ("t", "gradient", "m", "param"):
-                    values = [float(value) for value in array.ravel()]
-                    steps[t].setdefault(q, [None] * len(case.params))[i] = values
-                else:
-                    tensor = Tensor(case.dtypes[i], array.shape, [float(v) for v in array.ravel()])
-                    factors[t].setdefault(q, {})[names[i]] = tensor
+        try:
+            every = list(course)
+        except IndexError as error:  # a schedule ended
+            return Run(profile.name, {}, {}, {"type": "IndexError", "message": str(error)})
+    for t, computed, _ in every:
+        if t not in wanted:
+            continue
+        steps[t], factors[t] = {}, {}
+        for (_, q, i), x in computed.items():
+            array = np.asarray(x)
+            values = [float(value) for value in array.ravel()]
+            if q in ("t", "gradient", "m", "param"):
+                steps[t].setdefault(q, [None] * len(case.params))[i] = values
+            else:
+                tensor = Tensor(case.dtypes[i], array.shape, values)
+                factors[t].setdefault(q, {})[names[i]] = tensor
     dtypes = dict.fromkeys(("gradient", "m", "param"), case.dtypes)
     dtypes["t"] = ["float64"] * len(case.params)
     return Run(profile.name, steps, dtypes, None, None, factors)
@@ -276,8 +282,10 @@ class LayerJudge(Judge):
 
     def _matters(self, axis: str) -> bool:
         matters = self.rule.MATTERS.get(axis)
-        hypers = [hyper for hyper, _ in self._settings()]
-        return matters is None or matters([*self.case.layers.values()], hypers, self.case.steps)
+        net, hypers = [*self.case.layers.values()], [hyper for hyper, _ in self._settings()]
+        given = [x for layers in self.case.statistics.values() for x in layers.values()]
+        asked = self.rule.Asked(net, hypers, self.case.steps, any("ds" in x for x in given))
+        return matters is None or matters(asked)
 
     def _measured(self) -> Measured:
         flow = {q: place for place, q in enumerate(self.rule.OBSERVABLE)}
@@ -301,15 +309,19 @@ class LayerJudge(Judge):
             wide = within & (radius > 0)
             share = max(share, np.max(away[wide] / radius[wide], initial=0.0))
             if key[1] == "param":
-                ulps = max(ulps, np.max((away / self._ulp(key, values))[within], initial=0.0))
+                distances = self._distances(key, values, away, radius)
+                ulps = max(ulps, np.max(distances[within], initial=0.0))
         return Measured(checks, unbounded, first, float(ulps), min(float(share), 1.0))
 
-    def _ulp(self, key: Key, values: Any) -> Any:
-        """The last place of a parameter or of its update, whichever is larger."""
+    def _distances(self, key: Key, values: Any, away: Any, radius: Any) -> Any:
+        """As `Verdict.worst_ulp`, of each element of a parameter."""
         t, q, i = key
-        before = self.case.params[i] if t == 1 else self._observed.get((t - 1, q, i), np.inf)
-        sizes = np.maximum(abs(values), abs(values - np.ravel(before)))
-        return np.spacing(sizes.astype(self.case.dtypes[i])).astype(float)
+        before = self.case.params[i] if t == 1 else self._observed.get((t - 1, q, i), values)
+        dtype = self.case.dtypes[i]
+        update = abs(values - np.ravel(before))
+        places = np.spacing(np.maximum(abs(values), update).astype(dtype)).astype(float)
+        known = radius * 2.0 ** (FORMATS[dtype].precision / 2) <= update
+        return np.where(known, away / places, 0.0)
 
     def _attempt(self, changes: Changes) -> Attempt:
         """The run beside the envelope of the profile with some choices changed."""

@@ -413,9 +413,10 @@ def paragraph(result: Result) -> Iterator[str]:
 
 
 def place(first: Finding) -> str:
-    """Where an observation lies: quantity, element, parameter."""
+    """Where an observation lies: quantity, element, layer or parameter."""
     element = "" if first.quantity in ("product", "t") else f"[{first.element}]"
-    return f"{first.quantity}{escape(element)} of parameter {first.parameter}"
+    of = f"layer {first.layer}" if first.layer else f"parameter {first.parameter}"
+    return f"{first.quantity}{escape(element)} of {of}"
 
 
 def outside(first: Finding, dtype: str) -> tuple[float, float] | None:
@@ -504,7 +505,8 @@ def _fields(result: Result, verdict: Verdict) -> dict[str, Any]:
     if result.item.axes:
         found["undecided"] = verdict.undecided
     if verdict.first:
-        found["first"] = {key: _json(value) for key, value in verdict.first._asdict().items()}
+        where = verdict.first._asdict()
+        found["first"] = {key: _json(x) for key, x in where.items() if key != "layer" or x}
         found["named"] = _named(result)
     return found
 
@@ -607,7 +609,7 @@ def shown(recording: Recording, results: Iterable[Result]) -> Iterator[Any]:
     case, source = recording.case, recording.case.source
     yield f"[bold]{case.id}[/]  {suite.group(case)} ({', '.join(case.tags)})"
     yield escape(case.comment)
-    for key in ("hyper", "options", "groups", "changes"):
+    for key in ("hyper", "options", "groups", "changes", "layers"):
         if value := source.get(key):
             yield f"{key}: {escape(_settings(value))}"
     yield _course(case)
@@ -621,6 +623,10 @@ def shown(recording: Recording, results: Iterable[Result]) -> Iterator[Any]:
             if isinstance(gradient, Sparse):
                 place, gradient = f"{i}, rows {list(gradient.indices)}", gradient.values
             _fill(table, f"gradient {t}", place, case.dtypes[i], gradient, case.dtypes[i])
+    for t, layers in case.statistics.items():
+        for name, arrays in layers.items():
+            for quantity, x in arrays.items():
+                _fill(table, f"{quantity} {t}", name, x.dtype, x.values, x.dtype)
     yield table
     for (name, run), result in zip(recording.runs.items(), results, strict=True):
         yield f"[bold]{name}[/]: {_outcome(result)}"
@@ -674,10 +680,13 @@ def _decimal(dtype: str) -> Any:
 def _trajectory(case: Case, run: Run) -> Table:
     table = _columns("step", "parameter", "dtype", "values", "bits")
     for t, quantities in run.steps.items():
-        for quantity in ("t", "product", "m", "v", "param"):
+        for quantity in suite.rule(case).OBSERVABLE:
             for i, values in enumerate(quantities.get(quantity, ())):
                 dtype = run.dtypes[quantity][i]
                 _fill(table, f"{t} {quantity}", i, dtype, values, dtype)
+        for quantity, layers in run.factors.get(t, {}).items():
+            for name, x in layers.items():
+                _fill(table, f"{t} {quantity}", name, x.dtype, x.values, x.dtype)
     return table
 
 

@@ -44,7 +44,7 @@ too long, or left the protocol (`broken` also where judging itself failed)."""
 
 GROUPS = {
     "epsilon": {"epsilon", "root", "v-hat"},
-    "decay": {"l2", "decoupled", "decay-order", "decay-without-lr"},
+    "decay": {"l2", "decoupled", "decay-order", "decay-without-lr", "decay"},
     "moments": {
         *("beta1", "beta2", "which-m", "momentum", "maximize", "correction"),
         *("rho", "centered", "buffer", "nesterov", "start"),
@@ -55,7 +55,10 @@ GROUPS = {
     "schedule": {
         *("psi", "schedule", "base", "product", "product-dtype", "divisor", "long", "none"),
         *("counter", "step-offset", "product-per-variable", "product-start"),
+        *("schedules", "frequency", "past-the-end"),
     },
+    "layers": {"conv", "embedding", "norm", "two-outputs", "conversion"},
+    "inverses": {"blocks", "damping", "batch-size", "loss-scale"},
     "lr": {
         *("lr", "lr-dtype", "tensor-lr", "changes", "groups", "coefficient-dtype", "scalar-dtype"),
         "lr-in-momentum",
@@ -66,9 +69,9 @@ GROUPS = {
     },
     "edges": {
         *("zero", "signed-zero", "nan", "inf", "huge", "subnormal", "underflow", "overflow"),
-        "flush",
+        *("flush", "error"),
     },
-    "basics": {"defaults", "control"},
+    "basics": {"defaults", "control", "plain"},
 }
 """Topics of cases by the tags of the recordings; the first tag of a case decides."""
 
@@ -113,7 +116,7 @@ def version() -> str:
     digest = hashlib.sha256()
     for folder in ("golden", "vectors"):
         for optimizer in RULES:
-            for path in sorted((golden.root() / folder / optimizer).glob("*.json")):
+            for path in sorted((golden.root() / folder / optimizer).glob("*.*")):
                 digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:12]
 
@@ -262,6 +265,9 @@ def _judged(case: Case, item: Item) -> Result:
 def _verdict(case: Case, item: Item, result: Result) -> Result:
     profile = profiles(case)[item.profile]
     run = item.run or numpy_run(case, profile)
+    if run.error:
+        refused = result.item._replace(detail="{type}: {message}".format(**run.error))
+        return result._replace(item=refused, status=REJECTED)
     judge = judging(rule(case))(rule(case), case, run, profile)
     vector = "kills" in case.source and item.run is not None
     known = _Any() if not item.axes else _excluded.setdefault((item.name, profile.name), set())

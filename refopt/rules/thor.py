@@ -133,6 +133,9 @@ def in_float32(x: Number, num: Numbers) -> Number:  # THO-1.12b
 
 # -- past_end (THO-2.3): a value of step t from one value a step ----------------------------------
 def an_error(values: Sequence[Number], t: int) -> Number:  # THO-2.3a
+    if t >= len(values):
+        msg = f"a value for step {t + 1} is required, got {len(values)} values"
+        raise IndexError(msg)
     return values[t]
 
 
@@ -968,40 +971,49 @@ ARRAY_AXES = tuple(
 """Axes that do not enter `tick` or the hyperparameters of a parameter."""
 
 
-def _any_of(*kinds: str) -> Callable[[Sequence[Layer], Sequence[Hyper], int], bool]:
-    return lambda net, hypers, steps: any(layer.kind in kinds for layer in net)
+class Asked(NamedTuple):
+    """What a run is asked to do, as one worker is handed it."""
+
+    net: Sequence[Layer]
+    hypers: Sequence[Hyper]
+    steps: int
+    statistics: bool  # whether layers give what they saw, and not their factors
 
 
-def _beyond_a_block(net: Sequence[Layer], hypers: Sequence[Hyper], steps: int) -> bool:
-    sizes = [n for layer in net if layer.kind in FACTORED for n in matrix_of(layer)]
-    return max(sizes, default=0) > min(h.split_dim for h in hypers)
+def _any_of(*kinds: str) -> Callable[[Asked], bool]:
+    return lambda asked: any(layer.kind in kinds for layer in asked.net)
 
 
-MATTERS: dict[str, Callable[[Sequence[Layer], Sequence[Hyper], int], bool]] = {
-    "dense": _any_of(DENSE),
-    **dict.fromkeys(
-        ("patches", "conv", "positions", "extremes", "weighting", "stale"), _any_of(CONV)
-    ),
-    "lookup": _any_of(LOOKUP),
+def _seen_by(kind: str) -> Callable[[Asked], bool]:
+    return lambda asked: asked.statistics and _any_of(kind)(asked)
+
+
+def _beyond_a_block(asked: Asked) -> bool:
+    sizes = [n for layer in asked.net if layer.kind in FACTORED for n in matrix_of(layer)]
+    return max(sizes, default=0) > min(h.split_dim for h in asked.hypers)
+
+
+def _past_the_end(asked: Asked) -> bool:
+    schedules = [x for h in asked.hypers for x in (h.lr, h.damping) if isinstance(x, tuple)]
+    return any(len(x) < asked.steps for x in schedules)
+
+
+MATTERS: dict[str, Callable[[Asked], bool]] = {
+    "past_end": _past_the_end,
+    "decayed": lambda asked: False,
+    "dense": _seen_by(DENSE),
+    **dict.fromkeys(("patches", "conv"), _seen_by(CONV)),
+    "lookup": _seen_by(LOOKUP),
+    "reduction": lambda asked: False,
     **dict.fromkeys(("counts", "table"), _any_of(*TABLES)),
+    **dict.fromkeys(("positions", "extremes", "weighting", "stale"), _any_of(CONV)),
     **dict.fromkeys(("block", "product"), _beyond_a_block),
-    "pair": lambda net, hypers, steps: any(
-        layer.kind == DENSE and layer.shape[0] == 2 for layer in net
-    ),
+    "pair": lambda asked: any(x.kind == DENSE and x.shape[0] == 2 for x in asked.net),
     "norm": _any_of(NORM),
-    "beside_conv": lambda net, hypers, steps: (
-        any(layer.kind == CONV for layer in net)
-        and any(layer.kind in (NORM, *TABLES) for layer in net)
-    ),
-    "past_end": lambda net, hypers, steps: any(
-        isinstance(x, tuple) and len(x) < steps for h in hypers for x in (h.lr, h.damping)
-    ),
-    "decay": lambda net, hypers, steps: any(h.weight_decay != 0 for h in hypers),
-    "decayed": lambda net, hypers, steps: False,
-    "reduction": lambda net, hypers, steps: False,
+    "beside_conv": lambda asked: _any_of(CONV)(asked) and _any_of(NORM, *TABLES)(asked),
+    "decay": lambda asked: any(h.weight_decay != 0 for h in asked.hypers),
 }
-"""When an axis can make a difference at all: from the layers, the hyperparameters and the number of
-steps, as one worker is handed them."""
+"""When an axis can make a difference at all."""
 
 REQUIRED = ("lr", "damping", "momentum")
 """Hyperparameters that have no default."""
