@@ -110,6 +110,27 @@ def test_a_name_without_latex_is_named_by_the_error() -> None:
         latex(trace.name("state.m"), SYMBOLS)
 
 
+@pytest.mark.parametrize(
+    ("op", "args", "expected"),
+    [
+        ("matmul", (a + b, c), r"\left(a + b\right) \gamma"),
+        ("matmul", (trace.Node("transpose", (a,)), a / b), r"a^{\top} \frac{a}{b}"),
+        ("transpose", (a * b,), r"\left(a b\right)^{\top}"),
+        ("spd_inverse", (a + b,), r"\left(a + b\right)^{-1}"),
+        ("reshape", (a + b, trace.lift((1, -1))), "a + b"),
+        ("length", (a,), "N_{a}"),
+        ("eye", (trace.lift(3), a), "I"),
+        ("diagonal_blocks", (a, trace.lift(4)), r"\mathrm{blocks}\left(a\right)"),
+        ("trace", (a + b,), r"\mathrm{tr}\left(a + b\right)"),
+        ("div", (a + b, trace.lift(1.0)), "a + b"),
+    ],
+)
+def test_matrices_are_written_as_they_are_read(
+    op: str, args: tuple[trace.Node, ...], expected: str
+) -> None:
+    assert latex(trace.Node(op, args), SYMBOLS) == expected
+
+
 def test_an_unknown_operation_is_named_by_the_error() -> None:
     with pytest.raises(ValueError, match="got 'hadamard'"):
         latex(trace.Node("hadamard", (a, b)), SYMBOLS)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from refopt.interp import trace
+from refopt.interp.arrays import namespace_of
 from refopt.rules import average, clip, nadam, rmsprop, schedules
 
 # The operations that a compiler of traces has to know.
@@ -544,3 +545,19 @@ def test_operators_keep_the_order_of_their_operands(function: Any, expected: str
 def test_a_name_without_a_value_is_named_by_the_error() -> None:
     with pytest.raises(KeyError, match=r"state\.m"):
         trace.evaluate(trace.name("state.m") + 1, {}, xp=Arrays(), num=Numbers())
+
+
+def test_matrices_as_symbols_have_the_shapes_of_their_examples() -> None:
+    xp = trace.Matrices(namespace_of(np.ones(1)))
+    x = trace.name("x", np.ones((6, 5)))
+    product = xp.matmul(xp.transpose(x), x)
+    assert xp.shape(product) == (5, 5)
+    assert repr(product) == "matmul(transpose(x), x)"
+    assert xp.shape(xp.diagonal_blocks(product, 2)) == (3, 2, 2)
+    length = xp.length(x)
+    assert (length.op, length.value) == ("length", 6)
+
+
+def test_what_matrices_have_not_is_named_by_the_error() -> None:
+    with pytest.raises(AttributeError, match="hadamard"):
+        trace.Matrices(namespace_of(np.ones(1))).hadamard(1)
