@@ -784,6 +784,7 @@ MATTERS: dict[str, Callable[[Sequence[Hyper], Sequence[Choices], bool, bool], bo
     "counter": lambda hypers, choices, several, sparse: several,
     "missing": lambda hypers, choices, several, sparse: several,
     "sparse": lambda hypers, choices, several, sparse: sparse,
+    "move": lambda hypers, choices, several, sparse: any(h.momentum != 0 for h in hypers),
     "average": lambda hypers, choices, several, sparse: _averages(choices),
     "average_start": lambda hypers, choices, several, sparse: _averages(choices),
     "clip": lambda hypers, choices, several, sparse: any(
