@@ -6,6 +6,7 @@ The judge is the residual in balls, so no other inverse is trusted.
 from types import ModuleType
 
 import array_api_compat.numpy as numpy_xp
+import dask.array as da
 import numpy as np
 import pytest
 from array_api_compat import array_namespace
@@ -115,6 +116,8 @@ BAD = {
     "indefinite": lambda a: a - 2 * np.linalg.eigvalsh(a)[0] * np.eye(len(a)),
     "negative": lambda a: -a,
     "zero": np.zeros_like,
+    "singular": lambda a: corner(np.eye(len(a), dtype=a.dtype), 1.0),
+    "barely indefinite": lambda a: corner(np.eye(len(a)), 1.0) - np.diag([*[0.0] * 5, 2.0**-24]),
     "all NaN": lambda a: a * np.nan,
     "one NaN": lambda a: corner(a, np.nan),
     "infinite": lambda a: corner(a, np.inf),
@@ -194,10 +197,10 @@ def test_blocks_are_inverted_as_each_alone():
 # -- manners of libraries --------------------------------------------------------------------------
 
 
-def library_with(cholesky):
-    """NumPy with another Cholesky decomposition."""
+def library_with(matmul=np.matmul, cholesky=np.linalg.cholesky):
+    """NumPy with another product or decomposition."""
     xp = ModuleType("other")
-    vars(xp).update(vars(numpy_xp), linalg=ModuleType("other.linalg"))
+    vars(xp).update(vars(numpy_xp), linalg=ModuleType("other.linalg"), matmul=matmul)
     vars(xp.linalg).update(vars(numpy_xp.linalg), cholesky=cholesky)
     return xp
 
@@ -219,7 +222,7 @@ def abandoned(a):
 
 def test_a_factor_is_not_believed_because_nobody_raised():
     good = symmetric(definite("spectrum", 6, 100.0), "float32")
-    xp = library_with(abandoned)
+    xp = library_with(cholesky=abandoned)
     for name, bad in BAD.items():
         with np.errstate(all="ignore"):
             stack = np.asarray([good, bad(good)])
@@ -229,9 +232,28 @@ def test_a_factor_is_not_believed_because_nobody_raised():
 
 
 def test_an_upper_factor_is_not_taken_for_a_lower_one():
-    xp = library_with(lambda a: np.linalg.cholesky(a, upper=True))
+    xp = library_with(cholesky=lambda a: np.linalg.cholesky(a, upper=True))
     a = symmetric(definite("spectrum", 6, 100.0), "float64")
     assert np.isnan(spd_inverse(xp, a)).all()
+
+
+def test_the_inverse_is_symmetric_though_products_are_not():
+    def matmul(a, b):
+        c = np.matmul(a, b)
+        return c + np.triu(c) * 2.0**-52
+
+    xp = library_with(matmul=matmul)
+    a = symmetric(definite("covariance", 80, 100.0), "float64")
+    x = spd_inverse(xp, a)
+    assert np.array_equal(x, x.T)
+    assert keeps_bound(a, x, FORMATS["float64"].unit)
+
+
+def test_a_matrix_in_chunks_is_inverted_as_a_whole():
+    a = symmetric(definite("covariance", 30, 100.0), "float64")
+    chunks = da.from_array(a, chunks=(7, 11))
+    x = spd_inverse(array_namespace(chunks), chunks).compute(scheduler="synchronous")
+    assert same_bits(x, spd_inverse(numpy_xp, a))
 
 
 # -- beside LAPACK ---------------------------------------------------------------------------------
