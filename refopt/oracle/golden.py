@@ -297,6 +297,8 @@ def _layers(rule: Any, source: dict[str, Any], shapes: tuple[list[int], ...]) ->
         rest: dict[str, Any] = {k: _get(x, k, str) for k in ("padding", "target") if k in x}
         if "stride" in x:
             rest["stride"] = tuple(_indices(x["stride"], f"stride of {name}"))
+        if "dilation" in x:
+            rest["dilation"] = tuple(_indices(x["dilation"], f"dilation of {name}"))
         found[name] = rule.Layer(kind, tuple(members), tuple(shapes[members[0]]), **rest)
     if sorted(i for layer in found.values() for i in layer.params) != [*range(len(shapes))]:
         _refuse("layers must hold each parameter once", *found.values())

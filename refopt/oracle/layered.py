@@ -71,9 +71,13 @@ class Layered:
     def hypers(self) -> list[Any]:
         """The hyperparameters of each parameter."""
         own = {i: overrides for members, overrides in self.case.groups for i in members}
+        kinds = {"lr": tuple, "damping": tuple, "split_dim": int}
         return [
             self.profile.hyper._replace(
-                **{q: tuple(x) if isinstance(x, list) else x for q, x in named.items()}
+                **{
+                    q: kinds[q](x) if isinstance(x, list) or q == "split_dim" else x
+                    for q, x in named.items()
+                }
             )
             for i in range(len(self.case.params))
             for named in [{**self.case.hyper, **own[i]}]
@@ -278,7 +282,7 @@ class LayerJudge(Judge):
 
     def _settings(self) -> list[tuple[Any, Any]]:
         layered = Layered(self.rule, self.case, self.profile, space=self._space)
-        return [(hyper, layered.configured(hyper)) for hyper in layered.hypers()]
+        return [(hyper, layered.choices) for hyper in layered.hypers()]
 
     def _matters(self, axis: str) -> bool:
         matters = self.rule.MATTERS.get(axis)

@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import flint
+import numpy as np
 
 from refopt.errors import CaseError
-from refopt.interp.balls import PRECISION, Space, precision, rounded
+from refopt.interp.balls import PRECISION, MatrixSpace, Space, precision, rounded
 from refopt.interp.formats import FORMATS, to_bits
-from refopt.oracle import golden, spec
-from refopt.oracle.golden import Case, Schedule
+from refopt.oracle import golden, inputs, spec
+from refopt.oracle.golden import BY_LAYER, Case, Schedule
+from refopt.oracle.layered import Layered, judging
 from refopt.oracle.replay import Memory, Replay
-from refopt.oracle.verdict import Judge
 
 INPUTS: dict[str, dict[str, tuple[str, ...]]] = {
     "nadam": {
@@ -55,23 +56,14 @@ INPUTS: dict[str, dict[str, tuple[str, ...]]] = {
         "optax": ("bias-correction", "nesterov"),
     },
 }
-"""The recorded inputs that the vectors share: by optimizer and by whose they are."""
+"""The recorded inputs that the vectors share: by optimizer and by whose they are. Those of an
+optimizer of layers are made (`refopt.oracle.inputs`)."""
 
 
 def make(optimizer: str = "nadam") -> dict[str, Any]:
     """The document of an optimizer's vectors. Raises CaseError for a vector without power."""
     profile = spec.RULES[optimizer].PROFILES["documented"]
-    chosen = {
-        f"{optimizer}.{family}.{name}.{dtype}"
-        for family, names in INPUTS[optimizer].items()
-        for name in names
-        for dtype in ("f32", "f64")
-    }
-    found = [r.case for r in golden.recordings(optimizer) if r.case.id in chosen]
-    missing = chosen - {case.id for case in found}
-    if names := {name.rpartition(".")[0] for name in missing} - {c.id[:-4] for c in found}:
-        msg = f"vectors: no recording has the input {min(names)!r}"
-        raise CaseError(msg)
+    found = _recorded(optimizer) if optimizer in INPUTS else map(golden.parse, inputs.sources())
     return {
         "format": "refopt-vectors/1",
         "optimizer": optimizer,
@@ -85,6 +77,22 @@ def make(optimizer: str = "nadam") -> dict[str, Any]:
     }
 
 
+def _recorded(optimizer: str) -> list[Case]:
+    """The recorded cases that the vectors share."""
+    chosen = {
+        f"{optimizer}.{family}.{name}.{dtype}"
+        for family, names in INPUTS[optimizer].items()
+        for name in names
+        for dtype in ("f32", "f64")
+    }
+    found = [r.case for r in golden.recordings(optimizer) if r.case.id in chosen]
+    missing = chosen - {case.id for case in found}
+    if names := {name.rpartition(".")[0] for name in missing} - {c.id[:-4] for c in found}:
+        msg = f"vectors: no recording has the input {min(names)!r}"
+        raise CaseError(msg)
+    return found
+
+
 def _vector(optimizer: str, case: Case) -> dict[str, Any]:
     rule = spec.RULES[optimizer]
     profile = rule.PROFILES["documented"]
@@ -94,13 +102,13 @@ def _vector(optimizer: str, case: Case) -> dict[str, Any]:
     source["id"] = case.id.replace(f".{family}.", ".vector.", 1)
     source["comment"] = case.comment
     source["tags"] = [tag for tag in case.tags if tag != "flush"]
-    steps = _truth(rule, case, profile)
+    steps = (_truth_of_layers if case.layers else _truth)(rule, case, profile)
     shown = next(iter(steps.values()))
     counters = {q: "float64" for q in (*rule.Clock._fields, "lr") if q in shown}
     source["runs"] = {profile.name: {"dtypes": counters, "steps": steps}}
     parsed = golden.parse(source)
     run = golden.parse_run(parsed, profile.name, source["runs"])
-    verdict = Judge(rule, parsed, run, profile).verdict()
+    verdict = judging(rule)(rule, parsed, run, profile).verdict()
     if not verdict.excluded:
         msg = f"{source['id']}: a vector must exclude some alternative: {verdict}"
         raise CaseError(msg)
@@ -144,6 +152,43 @@ def _truth(rule: Any, case: Case, profile: Any) -> dict[str, Any]:
     return steps
 
 
+class Stored(Layered):
+    """The true step from what was stored before it; what is stored is rounded once."""
+
+    def _shown(self, t: int, quantity: str, i: int, computed: Any) -> Any:
+        self.shown[t, quantity, i] = _once(computed, self.case.dtypes[i])
+        return self.shown[t, quantity, i]
+
+
+def _once(balls: Any, dtype: str) -> Any:
+    """Balls rounded once, proven: both ends round alike."""
+    result = np.empty(np.shape(balls), dtype=object)
+    result.ravel()[:] = [rounded(ball, FORMATS[dtype]) for ball in np.ravel(balls)]
+    if not all(x.is_exact() for x in result.ravel()):
+        msg = "a ball's two ends round to different numbers: raise the precision"
+        raise CaseError(msg)
+    return result
+
+
+def _truth_of_layers(rule: Any, case: Case, profile: Any) -> dict[str, Any]:
+    """As `_truth`; a factor is one entry of a list over the layers that have any."""
+    steps: dict[str, Any] = {}
+    with precision():
+        stored = Stored(rule, case, profile, space=MatrixSpace())
+        for t, computed, _ in stored.steps():
+            shown = steps[str(t)] = {}
+            for (_, q, i), x in computed.items():
+                if q == "t":
+                    shown.setdefault(q, []).append(_bits([x], "float64"))
+                    continue
+                dtype = case.dtypes[i]
+                balls = stored.shown.get((t, q, i), _once(x, dtype))
+                bits = _bits(balls.ravel(), dtype)
+                array = {"dtype": dtype, "shape": [*balls.shape], "bits": bits}
+                shown.setdefault(q, []).append(array if q in BY_LAYER else bits)
+    return steps
+
+
 def _stored(memory: Memory, case: Case) -> Memory:
     cast = Space().cast
     params = [cast(x, d, stored=d) for x, d in zip(memory.params, case.dtypes, strict=True)]
@@ -184,7 +229,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m refopt.oracle.vectors", description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare with the stored vectors")
     check = parser.parse_args(arguments).check
-    for optimizer in INPUTS:
+    for optimizer in spec.RULES:
         fresh, target = text(make(optimizer)), path(optimizer)
         if check:
             if not target.exists() or target.read_text(encoding="utf-8") != fresh:

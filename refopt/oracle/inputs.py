@@ -1,0 +1,185 @@
+"""The inputs of THOR's vectors: small nets, what their layers saw, and gradients, from a seed."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from refopt.interp.formats import FORMATS, to_bits
+
+BASE = {
+    "lr": "0.1",
+    "damping": "0.05",
+    "momentum": "0.75",
+    "weight_decay": "0.0",
+    "loss_scale": "1.0",
+    "batch_size": "8",
+    "frequency": "2",
+    "split_dim": "4",
+}
+"""Rows, batch size, sizes of layers and blocks, and the damping and its root all differ."""
+
+STEPS = 3
+"""Two refreshes, and a step between them."""
+
+
+class Given(NamedTuple):
+    """A layer, and the shapes of what it has and sees."""
+
+    layer: dict[str, Any]
+    params: dict[str, tuple[int, ...]]  # the weight first
+    a: tuple[int, ...] = ()  # of a table's ids
+    ds: tuple[int, ...] = ()  # none: it has no factors
+
+
+def dense(name: str, out: int, width: int, *rows: int) -> Given:
+    """A dense layer that sees rows, over one axis or more."""
+    params = {"weight": (out, width), "bias": (out,)}
+    return Given({"kind": "dense", "name": name}, params, (*rows, width), (*rows, out))
+
+
+def conv(
+    weight: tuple[int, ...], images: tuple[int, ...], positions: tuple[int, int], **how: Any
+) -> Given:
+    """A convolution of images (n, height, width)."""
+    (out, channels, *_), (n, *size) = weight, images
+    layer = {"kind": "conv2d", "name": "conv", "stride": [1, 1], "padding": "same"} | how
+    return Given(layer, {"weight": weight}, (n, channels, *size), (n, out, *positions))
+
+
+def table(ids: int, width: int, *rows: int, **rest: Any) -> Given:
+    """An embedding, which sees ids; with a target a lookup."""
+    layer = {"kind": "embedding_lookup" if rest else "embedding", "name": "emb"} | rest
+    return Given(layer, {"weight": (ids, width)}, rows, (*rows, width))
+
+
+def norm(width: int) -> Given:
+    """A LayerNorm."""
+    return Given({"kind": "norm", "name": "ln"}, {"gamma": (width,), "beta": (width,)})
+
+
+FC = dense("fc", 3, 5, 4)
+EMBEDDING = table(5, 3, 2, 3)
+REST = Given({"kind": "other", "name": "rest"}, {"scale": (2, 3)})
+RATES, DAMPINGS = ["0.2", "0.05", "0.1"], ["0.05", "2.0", "0.3"]
+EVERYTHING = {"weight_decay": "0.25", "use_nesterov": 1, "enable_clip_grad": 1, "loss_scale": "16"}
+
+ROWS: tuple[tuple[str, str, str, list[Given], dict[str, Any]], ...] = (
+    ("dense", "Fewer rows than the batch size; the bias keeps its gradient.", "plain", [FC], {}),
+    (
+        *("loss-scale", "The scale is taken out of gradients once and out of G twice."),
+        *("loss-scale", [FC], {"loss_scale": "16", "batch_size": "4"}),
+    ),
+    (
+        *("positions", "Samples and positions of a dense layer are rows alike.", "layers"),
+        *([dense("fc", 2, 3, 2, 3)], {"batch_size": "2"}),
+    ),
+    (
+        *("whole", "Factors larger than a block are inverted whole.", "blocks"),
+        *([dense("fc", 5, 6, 8)], {"damping": "0.01"}),
+    ),
+    ("two-outputs", "Two outputs are like any other.", "two-outputs", [dense("fc", 2, 3, 5)], {}),
+    (
+        *("conv", "Patches of every position of every sample, padded evenly.", "conv"),
+        *([conv((2, 1, 3, 3), (2, 3, 2), (3, 2))], {}),
+    ),
+    (
+        *("conv-valid", "No padding, and strides that differ.", "conv"),
+        [conv((2, 2, 2, 2), (2, 4, 3), (2, 2), padding="valid", stride=[2, 1])],
+        {"loss_scale": "16"},
+    ),
+    (
+        *("conv-dilated", "Dilation, and an odd zero behind.", "conv"),
+        *([conv((2, 1, 2, 2), (2, 4, 3), (4, 3), dilation=[2, 1])], {}),
+    ),
+    (
+        *("conv-beside", "A table and LayerNorm beside a convolution are as anywhere.", "conv"),
+        *([conv((2, 1, 2, 1), (2, 2, 2), (2, 2)), norm(3), EMBEDDING, REST], {}),
+    ),
+    ("embedding", "Ids are rows of zeros and a one, some of them twice.", "embedding",
+        [EMBEDDING], {}),
+    *(
+        (
+            f"lookup-{target.lower()}", f"An embedding lookup with target {target} is one.",
+            "embedding", [table(5, 3, 2, 3, target=target)], {},
+        )
+        for target in ("CPU", "DEVICE")
+    ),
+    ("norm", "Squares over the batch size; other parameters keep theirs.", "norm",
+        [norm(4), REST], {"loss_scale": "16"}),
+    ("decay", "Decay before the inverses; not of beta and gamma.", "decay",
+        [FC, norm(3), REST], {"weight_decay": "0.25"}),
+    ("clip", "Each gradient by itself to norm 1, some of them shorter.", "clip",
+        [FC, norm(3), REST], {"enable_clip_grad": 1, "damping": "2.0"}),
+    ("nesterov", "The gradient and the new momentum.", "nesterov", [FC], {"use_nesterov": 1}),
+    ("schedules", "One learning rate and damping a step, between refreshes too.", "schedules",
+        [FC, norm(3)], {"lr": RATES, "damping": DAMPINGS}),
+    ("stale", "What is seen between refreshes changes nothing.", "frequency",
+        [FC, EMBEDDING], {"frequency": "3"}),
+    ("everything", "Decay, inverses, clipping, Nesterov, in this order.", "decay",
+        [FC, EMBEDDING, norm(3)], EVERYTHING),
+)  # fmt: skip
+"""(slug, comment, tag, net, hyperparameters and options) of each vector."""
+
+
+def sources() -> Iterator[dict[str, Any]]:
+    """The inputs as JSON objects, each in float32 and in float64, the same numbers in both."""
+    for row in ROWS:
+        for dtype in ("float32", "float64"):
+            yield _source(*row, dtype)
+
+
+def _source(
+    slug: str, comment: str, tag: str, net: list[Given], asked: dict[str, Any], dtype: str
+) -> dict[str, Any]:
+    source = random.Random(slug)
+    layers: list[dict[str, Any]] = []
+    params: list[dict[str, Any]] = []
+
+    def drawn(shape: tuple[int, ...]) -> str:
+        values = [source.randrange(-(2**20), 2**20) / 2**20 for _ in range(math.prod(shape))]
+        return to_bits(values, FORMATS[dtype])
+
+    def seen(given: Given) -> dict[str, Any]:
+        a: dict[str, Any] = {"dtype": dtype, "shape": [*given.a]}
+        if given.layer["kind"].startswith("embedding"):
+            ids = source.choices(range(given.params["weight"][0]), k=math.prod(given.a))
+            a |= {"dtype": "int32", "bits": "".join(f"{i:08x}" for i in ids)}
+        else:
+            a |= {"bits": drawn(given.a)}
+        return {"a": a, "ds": {"dtype": dtype, "shape": [*given.ds], "bits": drawn(given.ds)}}
+
+    for given in net:
+        first = len(params)
+        for part, shape in given.params.items():
+            name = f"{given.layer['name']}.{part}"
+            params.append({"name": name, "dtype": dtype, "shape": [*shape], "bits": drawn(shape)})
+        layers.append(given.layer | {"params": [*range(first, len(params))]})
+    steps = [*range(1, STEPS + 1)]
+    options = {k: asked.get(k, 0) for k in ("use_nesterov", "enable_clip_grad")}
+    hyper = BASE | {k: x for k, x in asked.items() if k not in options}
+    refreshes = steps if slug == "stale" else steps[:: int(hyper["frequency"])]
+    statistics = {
+        str(t): {given.layer["name"]: seen(given) for given in net if given.ds} for t in refreshes
+    }
+    kept = [i for i, p in enumerate(params) if p["name"].endswith(("gamma", "beta"))]
+    groups = [
+        {"params": [i for i in range(len(params)) if i not in kept], "hyper": {}},
+        {"params": kept, "hyper": {"weight_decay": "0.0"}},
+    ]
+    return {
+        "id": f"thor.vector.{slug}.f{dtype[-2:]}",
+        "comment": comment,
+        "tags": [tag],
+        "hyper": hyper,
+        "options": options,
+        "layers": layers,
+        "params": params,
+        "steps": STEPS,
+        "record": steps,
+        "grads": [[drawn(tuple(p["shape"])) for p in params] for _ in steps],
+        **({"statistics": statistics} if any(statistics.values()) else {}),
+        **({"groups": groups} if kept and "weight_decay" in asked else {}),
+    }
