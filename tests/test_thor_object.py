@@ -253,6 +253,16 @@ def test_a_factor_that_is_not_positive_definite_is_named_and_nothing_changes(lib
             optimizer((g,), factors={"fc": spoilt})
 
 
+def test_a_fault_is_named_by_block_where_inverses_are_divided_by_their_largest_element():
+    conv = layers.Conv2d("conv", weight=np.ones((4, 2, 1, 1)))
+    optimizer = thor(
+        [conv], np.asarray(0.1), 0.25, 0.9, batch_size=1, profile="mindspore-ascend", split_dim=2
+    )
+    factors = layers.Factors(np.eye(2), np.diag([1.0, 2.0, -3.0, 4.0]), 1.0, 1.0)
+    with pytest.raises(np.linalg.LinAlgError, match="layer 'conv', factor G, block 1 of 2"):
+        optimizer((np.ones((4, 2, 1, 1)),), factors={"conv": factors})
+
+
 def test_a_factor_without_inverse_may_leave_the_previous_one_in_place(library):
     w, factors = indefinite(library)
     optimizer = thor(dense(w), 0.1, 0.25, 0.9, keep_inverse=True, frequency=2, batch_size=1)
@@ -503,6 +513,11 @@ def group(**keys):
     return [conv, fc, {"params": [fc], **keys}]
 
 
+def centralized_bias():
+    conv, *_ = net_of(np.array)
+    return [conv, {"params": [conv.bias], "grad_centralization": True}]
+
+
 def ordered(*numbers):
     """A net of two parameters, ordered."""
     fc = layers.Dense("fc", weight=np.ones((2, 2)), bias=np.ones(2))
@@ -531,6 +546,7 @@ SHARED = layers.Dense("fc", weight=np.ones((2, 2)))
         (group(weight_decay=-1.0), ValueError, "weight_decay: a finite number >= 0"),
         (group(grad_centralization=1), TypeError, "grad_centralization: a bool"),
         (group(grad_centralization=True), ValueError, "no weight of a convolution.*fc.weight"),
+        (centralized_bias(), ValueError, "no weight of a convolution.*conv.bias"),
         ([{"params": [SHARED]}, {"params": [SHARED]}], RuntimeError, "fc.weight again"),
         ([SHARED, {"order_params": [], "params": []}], ValueError, "order_params alone"),
         ([SHARED, {"order_params": 3}], TypeError, "order_params: a list is required, got int"),
@@ -578,6 +594,35 @@ def test_padding_is_a_number_for_all_sides_for_two_or_four():
     w = np.ones((1, 1, 1, 1))
     found = [layers.Conv2d("c", w, padding=p).padding for p in ("valid", 1, (1, 2), (1, 2, 3, 4))]
     assert found == ["valid", ((1, 1), (1, 1)), ((1, 1), (2, 2)), ((1, 2), (3, 4))]
+
+
+@pytest.mark.parametrize("padding", ["same", "valid", ((0, 0), (1, 1)), ((2, 0), (1, 3))])
+@pytest.mark.parametrize(("stride", "dilation"), [((1, 1), (1, 1)), ((2, 3), (1, 2))])
+def test_a_convolution_sees_what_its_stride_padding_and_dilation_say(padding, stride, dilation):
+    (n, channels, *sizes), kernel = (4, 2, 6, 7), (3, 2)
+    a, w = RNG.normal(size=(n, channels, *sizes)), RNG.normal(size=(3, channels, *kernel))
+    zeros = {"same": [], "valid": [(0, 0), (0, 0)]}.get(padding, padding)
+    for size, k, s, d in zip(sizes, kernel, stride, dilation, strict=True):
+        if padding == "same":  # as many positions as strides fit in, the odd zero behind
+            lacking = max(0, (-(-size // s) - 1) * s + (k - 1) * d + 1 - size)
+            zeros.append((lacking // 2, lacking - lacking // 2))
+    padded = np.pad(a, [(0, 0), (0, 0), *zeros])
+    extents = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
+    windows = np.lib.stride_tricks.sliding_window_view(padded, extents, axis=(2, 3))
+    seen = windows[:, :, :: stride[0], :: stride[1], :: dilation[0], :: dilation[1]]
+    rows = seen.transpose(0, 2, 3, 1, 4, 5).reshape(-1, w[0].size)
+    ds = RNG.normal(size=(n, 3, *seen.shape[2:4]))
+    sides = padding if isinstance(padding, str) else tuple(x for pair in zeros for x in pair)
+    conv = layers.Conv2d("c", weight=w, stride=stride, padding=sides, dilation=dilation)
+    optimizer = thor([conv], 1.0, 0.5, 0.0, batch_size=n)
+    optimizer((np.ones_like(w),), activations={"c": a}, output_gradients={"c": ds})
+    found = np.linalg.inv(optimizer.state_dict()["state"]["c.weight"]["a_inverse"][0])
+    wanted = rows.T @ rows / len(rows) + 0.5 * np.eye(w[0].size)
+    allowed = 4 * 8 * w[0].size * np.finfo(float).eps * np.linalg.cond(wanted)
+    assert np.linalg.norm(found - wanted) <= allowed * np.linalg.norm(wanted)
+    again = thor([conv], 1.0, 0.5, 0.0, batch_size=n)
+    with pytest.raises(ValueError, match=r"output_gradients\['c'\]: shape"):
+        again((w,), activations={"c": a}, output_gradients={"c": ds[:, :, 1:]})
 
 
 # -- arguments ------------------------------------------------------------------------------------
@@ -715,7 +760,7 @@ KERNEL = GRADIENTS[0]["conv.weight"]
             r"output_gradients\['conv'\]: shape \(6, 2, 3, 4\) is required, got \(6, 2, 3, 3\)",
         ),
         (_statistics("activations", "emb", lambda a: a * 1.0), TypeError, "integers are required"),
-        (_statistics("activations", "emb", lambda a: a + 4), ValueError, r"ids in \[0, 4\)"),
+        (_statistics("activations", "emb", lambda a: 0 * a + 4), ValueError, r"ids in \[0, 4\)"),
         (_statistics("activations", "emb", lambda a: a - 5), ValueError, r"ids in \[0, 4\)"),
         (_statistics("output_gradients", "emb", lambda a: a[0]), ValueError, r"\(6, 2, 3\) is"),
         (
@@ -837,12 +882,20 @@ def test_a_state_of_another_run_is_rejected_and_nothing_is_loaded():
         assert snapshot(optimizer) == before
 
 
-def test_a_state_dict_is_not_changed_by_later_steps():
-    optimizer = stepped(made(), [0])
+def test_a_state_dict_shares_no_memory_with_the_optimizer_that_made_or_loaded_it():
+    optimizer, other = stepped(made(), [0]), made()
     state = optimizer.state_dict()
-    before = pickle.dumps(state)
+    other.load_state_dict(state)
+    before = pickle.dumps([state, snapshot(optimizer), snapshot(other)])
+    written = pickle.loads(pickle.dumps(state))
+    for own in state["state"].values():
+        for x in own.values():
+            x[...] = 7.0
+    assert pickle.dumps([written, snapshot(optimizer), snapshot(other)]) == before
+    kept = optimizer.state_dict()
+    before = pickle.dumps(kept)
     stepped(optimizer, range(1, 4))
-    assert pickle.dumps(state) == before
+    assert pickle.dumps(kept) == before
 
 
 def test_half_precision_is_inverted_in_single_and_stored_rounded():
