@@ -683,6 +683,25 @@ def test_the_installed_torch_conforms_to_its_profiles() -> None:
 
 
 @pytest.mark.torch
+def test_the_installed_torch_conforms_to_its_profiles_of_rmsprop() -> None:
+    result = refopt("check", "torch:RMSprop", "--select", "rmsprop.torch.momentum*", "--json")
+    assert result.exit_code == OK, result.output
+    _, *runs, footer = (json.loads(text) for text in result.stdout.splitlines())
+    assert {x["run"] for x in runs} == {"torch-2.13", "torch-2.13-foreach"}
+    assert {x["status"] for x in runs} == {"conforms"}
+    assert footer["complete"] is True
+
+
+@pytest.mark.parametrize("name", live.IMPLEMENTATIONS)
+def test_what_can_run_live_has_an_adapter_and_recordings(name: str) -> None:
+    adapter = live.IMPLEMENTATIONS[name].adapter
+    assert (suite.golden.root() / "adapters" / f"{adapter}.py").is_file()
+    found = list(live.cases(name))
+    assert len(found) >= 5
+    assert all(r.runs for r in found)
+
+
+@pytest.mark.torch
 def test_the_float32_product_of_the_installed_torch_is_named() -> None:
     select = ("--select", "nadam.torch.product-float32.f64")
     result = refopt("check", "torch:NAdam", *select, "--profile", "documented", "--json")
