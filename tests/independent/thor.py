@@ -56,6 +56,7 @@ def run(
     use_nesterov: bool = False,
     decay_filter: Callable[[str], bool] | None = None,
     enable_clip_grad: bool = False,
+    clip_norm: float = 1.0,
     frequency: int = 100,
     groups: Sequence[tuple[Sequence[int], Mapping[str, Any]]] | None = None,
     digits: int = 100,
@@ -79,7 +80,8 @@ def run(
         batch_size: b, what the loss was divided by.
         use_nesterov: move by the gradient and mu times the new momentum.
         decay_filter: which names decay where there are no groups: those without beta and gamma.
-        enable_clip_grad: scale each preconditioned gradient whose norm exceeds 1 to norm 1.
+        enable_clip_grad: scale each preconditioned gradient whose norm exceeds clip_norm to it.
+        clip_norm: that norm, which is 1 for users.
         frequency: steps 1, 1 + frequency, ... renew factors and inverses (the page allows 2 and
             more; 1 has the obvious meaning).
         groups: members by number, each with an lr, weight_decay or grad_centralization of its own;
@@ -114,7 +116,7 @@ def run(
     decays = decay_filter or (lambda name: "beta" not in name and "gamma" not in name)
 
     with mp.workdps(digits):
-        s, b, mu, limit = mpf(loss_scale), mpf(batch_size), mpf(momentum), mpf(1)
+        s, b, mu, limit = mpf(loss_scale), mpf(batch_size), mpf(momentum), mpf(clip_norm)
         thetas = [[*map(mpf, p.values)] for p in params.values()]
         momenta = [[mpf(0)] * len(theta) for theta in thetas]
         last: dict[str, dict[str, Any]] = {}
