@@ -3,6 +3,8 @@
 The judge is the residual in balls, so no other inverse is trusted.
 """
 
+import warnings
+from functools import partial
 from types import ModuleType
 
 import array_api_compat.numpy as numpy_xp
@@ -235,6 +237,22 @@ def test_an_upper_factor_is_not_taken_for_a_lower_one():
     xp = library_with(cholesky=lambda a: np.linalg.cholesky(a, upper=True))
     a = symmetric(definite("spectrum", 6, 100.0), "float64")
     assert np.isnan(spd_inverse(xp, a)).all()
+
+
+@pytest.mark.torch
+def test_torch_compiles_one_graph_that_raises_for_no_matrix():
+    import torch
+
+    good = symmetric(definite("spectrum", 6, 100.0), "float32")
+    stack = torch.asarray(np.asarray([good, -good]))
+    run = torch.compile(
+        partial(spd_inverse, array_namespace(stack)), fullgraph=True, backend="eager"
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Dynamo detected a call to a `functools.lru")
+        x = run(stack).numpy()
+    assert keeps_bound(good, x[0], FORMATS["float32"].unit)
+    assert np.isnan(x[1]).all()
 
 
 def test_the_inverse_is_symmetric_though_products_are_not():

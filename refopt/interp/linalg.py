@@ -2,7 +2,7 @@
 
 Products of matrices do the work; of the `linalg` extension only blocks of few columns see
 `cholesky` and `inv`. The library's factor is taken where it proves to be one, since CuPy does
-not say when it is none, and dask gives the upper triangle.
+not say when it is none, and dask would give the upper triangle.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ def _factor(xp: Any, A: Any, leaf: int) -> _Leaf | _Split:
     if n <= leaf:
         A = 0.5 * (A + mT(A))
         try:
-            return _leaf(xp, A, xp.sqrt(A) if n == 1 else xp.linalg.cholesky(A))
-        except (ValueError, RuntimeError):  # NumPy and torch, of all because of one
+            return _leaf(xp, A, xp.sqrt(A) if n == 1 else _cholesky(xp, A))
+        except ValueError:  # NumPy's LinAlgError, of all because of one
             return _factor(xp, A, 1)
     h = _middle(n, leaf)
     head = _factor(xp, A[..., :h, :h], leaf)
@@ -135,6 +135,11 @@ def _factor(xp: Any, A: Any, leaf: int) -> _Leaf | _Split:
 def _middle(n: int, leaf: int) -> int:
     """About half of `n`, a multiple of `leaf`."""
     return -(-n // (2 * leaf)) * leaf
+
+
+def _cholesky(xp: Any, A: Any) -> Any:
+    """The library's factor, or whatever it left; torch would raise, and wait for its device."""
+    return xp.linalg.cholesky_ex(A)[0] if is_torch_namespace(xp) else xp.linalg.cholesky(A)
 
 
 def _leaf(xp: Any, A: Any, L: Any) -> _Leaf:
