@@ -1,5 +1,7 @@
 """`refopt.thor` on every array library: arguments, groups, steps, and steps that fail."""
 
+import doctest
+import importlib
 import inspect
 import json
 import pickle
@@ -361,6 +363,11 @@ def test_the_signature_is_the_documented_one_with_keywords_added():
         "frequency": 100,
     }
     assert thor is refopt.THOR
+
+
+def test_the_example_of_the_docstring_runs():
+    failed, run = doctest.testmod(importlib.import_module("refopt.optim.thor"))
+    assert (failed, run) == (0, 6)
 
 
 def test_names_of_parameters_are_fixed_and_their_order_is_that_of_the_net():
