@@ -65,7 +65,8 @@ class Band:
 
     def __sub__(self, other: Any) -> Band:
         if other is self:  # 0, whatever the value is, unless it is NaN or infinite
-            return self.space.bounded(0.0 * self.low, 0.0 * self.high, self.dtype)
+            with np.errstate(invalid="ignore"):
+                return self.space.bounded(0.0 * self.low, 0.0 * self.high, self.dtype)
         return self + -other
 
     def __rsub__(self, other: Any) -> Band:
