@@ -367,7 +367,8 @@ def test_the_signature_is_the_documented_one_with_keywords_added():
 
 def test_the_example_of_the_docstring_runs():
     failed, run = doctest.testmod(importlib.import_module("refopt.optim.thor"))
-    assert (failed, run) == (0, 6)
+    assert run > 0
+    assert failed == 0
 
 
 def test_names_of_parameters_are_fixed_and_their_order_is_that_of_the_net():
