@@ -484,7 +484,7 @@ def transcribed(case: Case, steps: int) -> list[list[dict[str, Any]]]:
             for name, x in case.layers.items()
         },
         dict(zip(names, map(Array, case.shapes, case.params), strict=True)),
-        [case.gradients(t) for t in range(1, steps + 1)],  # type: ignore[misc]
+        [case.gradients(t) for t in range(1, steps + 1)],
         {
             t: {
                 name: {q: Array(x.shape, x.values) for q, x in arrays.items()}
@@ -557,13 +557,13 @@ def unit(value: mpf, size: mpf) -> mpf:
     return digit * (abs(value) if abs(value) > digit * size else size)
 
 
-def recorded() -> dict[str, Case]:
-    """Return the cases of every recording and vector."""
-    folders = (golden.root() / name for name in ("golden", "vectors"))
-    return {r.case.id: r.case for f in folders for r in golden.recordings("thor", f)}
+def recorded(folder: str) -> dict[str, golden.Recording]:
+    """Return the recordings or vectors by name."""
+    return {r.case.id: r for r in golden.recordings("thor", golden.root() / folder)}
 
 
-CASES = recorded()
+VECTORS = recorded("vectors")
+CASES = {name: r.case for name, r in (recorded("golden") | VECTORS).items()}
 WIDE = 100  # rows of a factor whose inverse takes seconds
 
 
@@ -577,6 +577,25 @@ WIDE = 100  # rows of a factor whose inverse takes seconds
 def test_balls_agree_on_every_recording_and_vector(name: str) -> None:
     case = CASES[name]
     assert compare(case, transcribed(case, case.steps - ("past-the-end" in name)))
+
+
+@pytest.mark.parametrize("name", sorted(VECTORS))
+def test_first_step_of_a_vector_is_the_transcribed_one_rounded_once(name: str) -> None:
+    case, run = VECTORS[name].case, VECTORS[name].runs["documented"]
+    (records,) = transcribed(case, 1)
+    stored = {
+        (q, case.layers[layer].params[0]): x.values
+        for q, arrays in run.factors[1].items()
+        for layer, x in arrays.items()
+    }
+    # What follows an inverse begins with the rounded one that is stored: it is compared by balls.
+    following = {i for _, i in stored}
+    for q in ("gradient", "m", "param"):
+        stored |= {(q, i): x for i, x in enumerate(run.steps[1][q]) if i not in following}
+    assert stored
+    with mp.workprec({"float32": 24, "float64": 53}[case.dtypes[0]]):
+        for (q, i), values in stored.items():
+            assert [+x for x in records[i][q]] == values, (q, i)
 
 
 def test_both_refuse_a_step_past_the_last_value() -> None:
