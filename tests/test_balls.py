@@ -6,7 +6,7 @@ import flint
 import mpmath
 import pytest
 
-from refopt.interp.balls import PRECISION, Balls, Space, precision, rounded
+from refopt.interp.balls import PRECISION, Balls, Space, array, precision, rounded
 from refopt.interp.formats import FORMATS
 from refopt.oracle import golden
 from refopt.oracle.replay import Replay
@@ -105,3 +105,12 @@ def test_rounding_is_performed_and_a_ball_across_a_tie_keeps_both():
         both = rounded(flint.arb(tie, flint.arb(2) ** -60), f)
         assert both.contains(1)
         assert both.contains(flint.arb(1) + flint.arb(2) ** -23)
+
+
+def test_the_root_of_a_ball_around_zero_holds_every_root_and_of_a_negative_one_is_nan():
+    around, below = flint.arb(0, "1e-20"), flint.arb(-1, "1e-20")
+    root, nothing = Space().sqrt(array([around, below]))
+    assert root.contains(0)
+    assert root.contains(flint.arb("0.99e-10"))
+    assert not root.contains(flint.arb("1e-9"))
+    assert nothing.is_nan()

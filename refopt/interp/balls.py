@@ -109,7 +109,7 @@ class Space:
         return array([rounded(e, FORMATS[stored]) for e in x])
 
     def sqrt(self, x: Any) -> Any:
-        return np.array([e.sqrt() for e in x.ravel()], dtype=object).reshape(x.shape)
+        return np.array([_root(e) for e in x.ravel()], dtype=object).reshape(x.shape)
 
     def float32(self, x: Any) -> Any:
         f = FORMATS["float32"]
@@ -156,6 +156,16 @@ class Space:
 
     def lerp(self, start: Any, end: Any, weight: Any) -> Any:
         return (1 - weight) * start + weight * end
+
+
+def _root(x: Any) -> Any:
+    """The square root: of what a ball holds that is not negative, where its radius reaches below 0.
+
+    A sum of squares that cancels to 0 is such a ball. NaN where everything is negative.
+    """
+    if x.upper() >= 0 and not x.lower() >= 0:
+        return flint.arb(0).union(x.upper().sqrt())
+    return x.sqrt()
 
 
 def array(values: list[Any]) -> Any:
