@@ -209,7 +209,6 @@ def check(
                 profile,
                 python=python,
                 seconds=timeout,
-                log=stack.enter_context(live.log_file()),
             )
         else:
             own = implementation is None and profile is None

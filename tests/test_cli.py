@@ -543,16 +543,15 @@ def run_fake(
     parts = (textwrap.dedent(FAKE), hello, textwrap.dedent(LOOP))
     script.write_text("\n".join(parts) + textwrap.indent(textwrap.dedent(body), "    "))
     found = [r for r in live.cases("torch:NAdam") if r.case.id in cases]
-    with live.log_file() as log:
-        command = [sys.executable, str(script), str(golden)]
-        tasks = live.answers(command, found, profile, seconds=seconds, log=log)
-        return [
-            result
-            for task in tasks
-            for result in suite.work(
-                task._replace(items=tuple(item._replace(axes=False) for item in task.items))
-            )
-        ]
+    command = [sys.executable, str(script), str(golden)]
+    tasks = live.answers(lambda: live.Adapter(command, seconds), found, profile)
+    return [
+        result
+        for task in tasks
+        for result in suite.work(
+            task._replace(items=tuple(item._replace(axes=False) for item in task.items))
+        )
+    ]
 
 
 def test_an_adapter_that_answers_right_conforms(tmp_path: Path) -> None:

@@ -6,19 +6,15 @@ a rejection and a skip are five different things, and none is a verdict; stderr 
 
 from __future__ import annotations
 
-import json
-import os
-import queue
 import subprocess
-import tempfile
-import threading
-from collections.abc import Iterable, Iterator
-from typing import IO, Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, Protocol
 
 from refopt.errors import AdapterError, CaseError
 from refopt.oracle import golden, suite
 from refopt.oracle.golden import Recording, Run
-from refopt.oracle.suite import BROKEN, CRASHED, SKIPPED, TIMED_OUT, Item, Task
+from refopt.oracle.process import Failure, Process
+from refopt.oracle.suite import BROKEN, SKIPPED, Item, Task
 
 
 class Implementation(NamedTuple):
@@ -60,162 +56,89 @@ class Missing(CaseError):
     """The framework is not installed in the interpreter."""
 
 
-class Failure(Exception):
-    """The process did not answer as the protocol says."""
-
-    def __init__(self, status: str, detail: str) -> None:
-        super().__init__(detail)
-        self.status, self.detail = status, detail
-
-
-class Process:
+class Adapter(Process):
     """A running adapter; `hello` is what it said first."""
 
-    def __init__(self, command: list[str], log: IO[str]) -> None:
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
-        self._log, self._start = log, log.tell()
-        self._popen = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-            env={
-                **inherited,
-                **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
-                "PYTHONDONTWRITEBYTECODE": "1",
-                "PYTHONHASHSEED": "0",
-            },
-        )
-        self._lines: queue.Queue[str | None] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+    def __init__(self, command: list[str], seconds: float) -> None:
+        super().__init__(command)
+        self._seconds = seconds
         try:
-            message = self._next(HELLO_SECONDS)
-            hello = message.get("hello")
+            said = self.hear(HELLO_SECONDS)
+            hello = said.get("hello")
             if not isinstance(hello, dict) or not {"framework", "version"} <= hello.keys():
-                raise Failure(BROKEN, f"hello is required first, got {message!r:.200}")
-            self.hello: dict[str, Any] = hello
+                raise Failure(BROKEN, f"hello is required first, got {said!r:.200}")
         except BaseException:
             self.close()
             raise
+        self.known = f"{hello['framework']} {hello['version']}"
 
-    def ask(self, source: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """The answer to a case."""
-        assert self._popen.stdin is not None
-        try:
-            self._popen.stdin.write(json.dumps(source) + "\n")
-            self._popen.stdin.flush()
-        except OSError:
-            raise Failure(CRASHED, self._ended()) from None
-        answer = self._next(seconds)
+    def items(self, recording: Recording, profile: str | None) -> tuple[Item, ...]:
+        """What it does with a case."""
+        source = recording.case.source
+        answer = self.ask(source, self._seconds)
         if answer.get("id") != source["id"]:
             raise Failure(BROKEN, f"an answer to {source['id']} is required, got {answer!r:.200}")
-        return answer
-
-    def close(self) -> None:
-        """End the process, whatever it does."""
-        self._popen.kill()
-        self._popen.wait()
-        for stream in (self._popen.stdin, self._popen.stdout):
-            assert stream is not None
-            try:
-                stream.close()
-            except OSError:
-                continue  # what was written to a dead process is lost, as it must be
-
-    def _read(self) -> None:
-        assert self._popen.stdout is not None
-        try:
-            for line in self._popen.stdout:
-                self._lines.put(line)
-        except ValueError:
-            return  # closed by `close`: nobody waits any more
-        self._lines.put(None)
-
-    def _next(self, seconds: float) -> dict[str, Any]:
-        try:
-            line = self._lines.get(timeout=seconds)
-        except queue.Empty:
-            raise Failure(TIMED_OUT, f"no answer within {seconds:g} s") from None
-        if line is None:
-            raise Failure(CRASHED, self._ended())
-        try:
-            message = json.loads(line)
-        except ValueError:
-            message = None
-        if not isinstance(message, dict):
-            raise Failure(BROKEN, f"a JSON object is required on each line, got {line!r:.200}")
-        return message
-
-    def _ended(self) -> str:
-        """How the process ended, and the last it wrote to stderr."""
-        code = self._popen.wait()
-        end = f"ended by signal {-code}" if code < 0 else f"exited with {code}"
-        self._log.seek(self._start)
-        return "\n".join([end, *self._log.read().splitlines()[-5:]])
+        return tuple(_items(self.known, recording, answer, profile))
 
 
 def tasks(
-    name: str,
-    recordings: Iterable[Recording],
-    profile: str | None,
-    *,
-    python: str,
-    seconds: float,
-    log: IO[str],
+    name: str, found: Iterable[Recording], profile: str | None, *, python: str, seconds: float
 ) -> Iterator[Task]:
     """The cases of an implementation with what it does with them here and now.
 
     Arguments
     ---------
     name: of `IMPLEMENTATIONS`.
-    recordings: the cases.
+    found: the cases, as recordings.
     profile: judge against this one instead of the one that the adapter names.
     python: the interpreter that has the framework.
     seconds: the time for one case.
-    log: a text file open for reading and writing; stderr goes there.
     """
     _require(IMPLEMENTATIONS[name].packages.split(), name, python)
     adapter = golden.root() / "adapters" / f"{IMPLEMENTATIONS[name].adapter}.py"
-    yield from answers([python, str(adapter)], recordings, profile, seconds=seconds, log=log)
+    yield from answers(lambda: Adapter([python, str(adapter)], seconds), found, profile)
+
+
+class Talker(Protocol):
+    """A running program that is given cases."""
+
+    known: str  # what it is, and its version
+
+    def items(self, recording: Recording, profile: str | None) -> tuple[Item, ...]:
+        """What it does with a case."""
+
+    def close(self) -> None:
+        """End it."""
 
 
 def answers(
-    command: list[str],
-    recordings: Iterable[Recording],
-    profile: str | None,
-    *,
-    seconds: float,
-    log: IO[str],
+    start: Callable[[], Talker], found: Iterable[Recording], profile: str | None
 ) -> Iterator[Task]:
-    """`tasks`, for an adapter that a command starts; started anew after each failure.
+    """What a program does with each case; it is started anew after each failure.
 
     Raises AdapterError where it fails `ATTEMPTS` times in a row.
     """
-    process: Process | None = None
+    talker: Talker | None = None
     known, failures = "unknown version", 0
     try:
-        for recording in recordings:
+        for recording in found:
             try:
-                process = process or Process(command, log)
-                known = f"{process.hello['framework']} {process.hello['version']}"
-                answer = process.ask(recording.case.source, seconds)
-                items = tuple(_items(known, recording, answer, profile))
+                talker = talker or start()
+                known = talker.known
+                items = talker.items(recording, profile)
                 failures = 0
             except Failure as failure:
-                if process is not None:
-                    process.close()
-                process, failures = None, failures + 1
-                items = (_unjudged(known, profile, failure.status, failure.detail),)
+                if talker is not None:
+                    talker.close()
+                talker, failures = None, failures + 1
+                items = (unjudged(known, profile, failure.status, failure.detail),)
             yield Task(recording.case, items)
             if failures == ATTEMPTS:
                 msg = f"{known}: given up after {ATTEMPTS} failures in a row: {items[0].detail}"
                 raise AdapterError(msg)
     finally:
-        if process is not None:
-            process.close()
+        if talker is not None:
+            talker.close()
 
 
 def cases(name: str) -> Iterator[Recording]:
@@ -227,7 +150,7 @@ def _items(
     implementation: str, recording: Recording, answer: dict[str, Any], profile: str | None
 ) -> Iterator[Item]:
     if "skipped" in answer:
-        yield _unjudged(implementation, profile, SKIPPED, str(answer["skipped"]))
+        yield unjudged(implementation, profile, SKIPPED, str(answer["skipped"]))
         return
     try:
         if lacks := [name for name in recording.runs if name not in answer["runs"]]:
@@ -255,7 +178,8 @@ def _shown(run: Run) -> set[str]:
     return quantities | ({"finalized"} if run.finalized is not None else set())
 
 
-def _unjudged(implementation: str, profile: str | None, status: str, detail: str) -> Item:
+def unjudged(implementation: str, profile: str | None, status: str, detail: str) -> Item:
+    """The item of a run that cannot be judged."""
     name = implementation.partition(" ")[0]
     return Item(implementation, name, profile or "", status=status, detail=detail)
 
@@ -281,8 +205,3 @@ def _require(packages: list[str], name: str, python: str) -> None:
             "install it there, or state with --python an interpreter that has it"
         )
         raise Missing(msg)
-
-
-def log_file() -> IO[str]:
-    """A file for what adapters write to stderr."""
-    return tempfile.TemporaryFile("a+", encoding="utf-8", errors="replace")
