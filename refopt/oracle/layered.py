@@ -83,6 +83,11 @@ class Layered:
             for named in [{**self.case.hyper, **own[i]}]
         ]
 
+    def _decays(self, i: int) -> bool:
+        """Whether parameter `i` decays, by its name where no group says so (THO-7.2)."""
+        name = self.case.source["params"][i].get("name", "")
+        return "groups" in self.case.source or self.choices.decayed(name)
+
     def configured(self, hyper: Any, **changed: Any) -> Any:
         """The profile's choices for the case's options, some of them changed."""
         choices = self.profile.choices._replace(**changed)
@@ -98,7 +103,10 @@ class Layered:
         xp = namespace_of(*params) if isinstance(self.space, Arrays) else self.space
         pairs = [rule.init(p, self.choices, xp=xp, num=num) for p in params]
         memory = Memory(params, [state for state, _ in pairs], [clock for _, clock in pairs])
-        hypers = self.hypers()
+        hypers = [
+            h if self._decays(i) else h._replace(weight_decay=0.0)
+            for i, h in enumerate(self.hypers())
+        ]
         settled = [rule.settle(h, self.choices, num=num) for h in hypers]
         for t in range(1, case.steps + 1):
             params, states, clocks = memory
@@ -256,6 +264,8 @@ def judging(rule: ModuleType) -> type[Judge]:
 class LayerJudge(Judge):
     """One run against one profile, and against that profile with choices changed."""
 
+    MOST = 3
+
     def __init__(
         self,
         rule: ModuleType,
@@ -308,13 +318,14 @@ class LayerJudge(Judge):
                 low, high = (x[j] if np.isfinite(x[j]) else math.nan for x in (band.low, band.high))
                 layer = names[key[2]] if key[1] in BY_LAYER else ""
                 first = Finding(*key, int(j), float(values[j]), low, high, FORCED, layer)
-            away, radius = abs(values - band.middle), (band.high - band.low) / 2
             within = holds & decides
-            wide = within & (radius > 0)
-            share = max(share, np.max(away[wide] / radius[wide], initial=0.0))
-            if key[1] == "param":
-                distances = self._distances(key, values, away, radius)
-                ulps = max(ulps, np.max(distances[within], initial=0.0))
+            with np.errstate(invalid="ignore"):  # elsewhere are infinities
+                away, radius = abs(values - band.middle), (band.high - band.low) / 2
+                wide = within & (radius > 0)
+                share = max(share, np.max(away[wide] / radius[wide], initial=0.0))
+                if key[1] == "param":
+                    distances = self._distances(key, values, away, radius)
+                    ulps = max(ulps, np.max(distances[within], initial=0.0))
         return Measured(checks, unbounded, first, float(ulps), min(float(share), 1.0))
 
     def _distances(self, key: Key, values: Any, away: Any, radius: Any) -> Any:
@@ -331,7 +342,11 @@ class LayerJudge(Judge):
         """The run beside the envelope of the profile with some choices changed."""
         flow = {q: place for place, q in enumerate(self.rule.OBSERVABLE)}
         compared = [*self._compared({axis: self.rule.AXES[axis][name] for axis, name in changes})]
-        outside = [(x[0][0], flow[x[0][1]]) for x in compared if not self._passed(*x)]
+        outside = [
+            (t, flow[q], i)
+            for (t, q, i), *beside in compared
+            if not self._passed((t, q, i), *beside)
+        ]
         return Attempt(min(outside, default=None), {key: band for key, band, _ in compared})
 
     def _compared(self, changed: dict[str, Any]) -> Iterator[tuple[Key, Band, Any]]:

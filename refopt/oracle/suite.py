@@ -280,7 +280,7 @@ def _verdict(case: Case, item: Item, result: Result) -> Result:
         stale = "is expected to deviate, and does not"
         return result._replace(item=result.item._replace(stale=stale))
     if (first := verdict.first) is not None:
-        dtype = run.dtypes[first.quantity][first.parameter]
+        dtype = run.dtypes.get(first.quantity, case.dtypes)[first.parameter]
         return result._replace(named=judge.named(), dtype=dtype)
     pairs = {(axis, name) for axis, names in verdict.excluded.items() for name in names}
     if item.axes:

@@ -64,7 +64,7 @@ class Measured(NamedTuple):
 
 
 Changes = tuple[tuple[str, str], ...]
-"""(axis, alternative) of each choice that is changed, one or two."""
+"""(axis, alternative) of each choice that is changed."""
 
 
 class Check(NamedTuple):
@@ -82,7 +82,7 @@ class Check(NamedTuple):
 class Attempt(NamedTuple):
     """One run under changed choices."""
 
-    first: tuple[int, int] | None  # step and place in the data flow of the first violation
+    first: tuple[int, ...] | None  # step and place in the data flow of the first violation
     intervals: dict[tuple[Any, ...], Any]  # of every observation
 
     def beyond(self, other: Attempt) -> bool:
@@ -122,6 +122,8 @@ def equal(rule: ModuleType, axis: str, choices: Any) -> set[str]:
 
 class Judge:
     """One run against one profile, and against that profile with choices changed."""
+
+    MOST = 2  # changes that are tried at once
 
     def __init__(
         self,
@@ -201,34 +203,37 @@ class Judge:
             yield from ((axis, name, choice) for name, choice in named.items() if name not in same)
 
     def named(self) -> list[Changes]:
-        """The changes of choices under which the run conforms: one each, or else two at once.
+        """The changes of choices under which the run conforms: one each, or else several at once.
 
-        A loss of precision alone is wide enough to hold whatever is small. So where no single
-        change conforms but such ones, two are tried: each change under which the run gets further
-        than under the profile, with each other one; and a loss of precision whose envelope
-        contains that of another explanation says less, and is left out.
+        A loss of precision alone is wide enough to hold whatever is small. So where nothing else
+        conforms, one change more is tried, up to `MOST`: each beside those under which the run gets
+        further than without the last; and a loss of precision whose envelope contains that of
+        another explanation says less, and is left out.
         """
         settings = [choices for _, choices in self._settings()]
-        singles: list[Changes] = [
-            ((axis, name),)
+        singles = [
+            (axis, name)
             for axis, named in self.rule.AXES.items()
             for name, choice in named.items()
             if all(choice != getattr(choices, axis) for choices in settings)
         ]
         with precision():
-            tried = {changes: self._attempt(changes) for changes in singles}
-            found = [changes for changes, attempt in tried.items() if attempt.first is None]
-            if all(self._rounds(*change) for (change,) in found):
-                own = self._attempt(())
-                further = [c for c in singles if c not in found and tried[c].beyond(own)]
-                pairs = {
-                    tuple(sorted((*one, *other)))
-                    for one in further
-                    for other in singles
-                    if other not in found and one[0][0] != other[0][0]
-                }
-                tried |= {changes: self._attempt(changes) for changes in sorted(pairs)}
+            tried: dict[Changes, Attempt] = {}
+            found: list[Changes] = []
+            reached: dict[Changes, Attempt] = {(): self._attempt(())}
+            for _ in range(self.MOST):
+                before, reached = reached, {}
+                for known, attempt in before.items():
+                    for change in singles:
+                        changes = tuple(sorted((*known, change)))
+                        if changes in tried or (change,) in found or change[0] in dict(known):
+                            continue
+                        tried[changes] = self._attempt(changes)
+                        if tried[changes].beyond(attempt):
+                            reached[changes] = tried[changes]
                 found = [changes for changes, attempt in tried.items() if attempt.first is None]
+                if not all(self._rounds(*change) for changes in found for change in changes):
+                    break
             return [
                 changes
                 for changes in found
@@ -244,7 +249,7 @@ class Judge:
         """The run beside the envelope of the profile with some choices changed."""
         flow = {q: place for place, q in enumerate(self.rule.OBSERVABLE)}
         changed = {axis: self.rule.AXES[axis][name] for axis, name in changes}
-        first: tuple[int, int] | None = None
+        first: tuple[int, ...] | None = None
         intervals = {}
         try:
             for check in self._forced(changed):
@@ -383,7 +388,7 @@ class Judge:
 def named_by(
     rule: ModuleType, case: Case, run: Run, profile: Profile, *, k: int = ROUNDINGS
 ) -> list[Changes]:
-    """The changes of choices, one or two at once, under which a run that deviates conforms."""
+    """The changes of choices, one or several at once, under which a run that deviates conforms."""
     return Judge(rule, case, run, profile, k=k).named()
 
 
