@@ -1,6 +1,8 @@
 """Ranges of matrices: everything that may be computed lies inside, and little else."""
 
 import itertools
+import re
+from pathlib import Path
 
 import flint
 import numpy as np
@@ -168,3 +170,44 @@ def test_blocks_are_those_of_the_diagonal_filled_with_ones():
     blocks = SPACE.diagonal_blocks(SPACE.array(x, "float64"), 3)
     assert blocks.low[0].tolist() == x[:3, :3].tolist()
     assert blocks.low[1].tolist() == [[18, 19, 0], [23, 24, 0], [0, 0, 1]]
+
+
+def test_clauses_of_the_envelope_are_numbered_and_those_that_code_cites_exist():
+    root = Path(__file__).parent.parent
+    text = (root / "spec" / "envelope.md").read_text(encoding="utf-8")
+    stated = [int(n) for n in re.findall(r"^- \*\*ENV-(\d+)", text, re.MULTILINE)]
+    assert sorted(stated) == [*range(1, 21)]
+    cited = {
+        int(n)
+        for path in (root / "refopt").rglob("*.py")
+        for n in re.findall(r"ENV-(\d+)", path.read_text(encoding="utf-8"))
+    }
+    assert cited <= {*stated}
+    assert {18, 19, 20} & cited
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_sum_in_any_order_lies_inside(dtype):
+    rng = np.random.default_rng(3)
+    x = (rng.normal(size=40) * 10.0 ** rng.integers(-6, 6, 40)).astype(dtype)
+    band = SPACE.sum(SPACE.array(x, dtype))
+    for _ in range(50):
+        rng.shuffle(x)
+        total = x[0]
+        for term in x[1:]:
+            total = total + term
+        assert inside(band, total)
+    assert not inside(band, total + 100 * 40 * np.finfo(dtype).eps * np.abs(x).sum())
+
+
+def test_an_inverse_that_was_asked_for_before_is_the_same_and_a_changed_matrix_is_another():
+    space, x = Bands(), np.diag([1.0, 2.0])
+    first = space.spd_inverse(space.array(x, "float32"))
+    assert space.spd_inverse(space.array(x, "float32")) is first
+    others = [
+        space.spd_inverse(space.array(x, "float64")),
+        space.spd_inverse(space.array(x + np.eye(2), "float32")),
+        space.spd_inverse(Band(x, x + np.eye(2), "float32", space)),
+        space.inverse_cholesky(space.array(x, "float32")),
+    ]
+    assert len({(b.low.tobytes(), b.high.tobytes()) for b in [first, *others]}) == 5

@@ -155,7 +155,8 @@ def test_a_report_names_defects_and_the_layer_whose_factor_shows_them():
     item = Item("MindSpore", "mine", "corrected", run, axes=False)
     (result,) = suite.work(Task(case, (item,)))
     text = "\n".join(paragraph(result))
-    assert "step 1, A\\[0] of layer fc" in text
+    assert "step 1, A[0] of layer fc" in text
+    assert "np.float64" not in text
     assert "dense=features (THO-3.2b)" in text
     assert "and table=untransposed (THO-5.3c)" in text
 

@@ -73,7 +73,7 @@ ROWS: tuple[tuple[str, str, str, list[Given], dict[str, Any]], ...] = (
         *("loss-scale", [FC], {"loss_scale": "16", "batch_size": "4"}),
     ),
     (
-        *("positions", "Samples and positions of a dense layer are rows alike.", "layers"),
+        *("positions", "Samples and positions of a dense layer are rows alike.", "plain"),
         *([dense("fc", 2, 3, 2, 3)], {"batch_size": "2"}),
     ),
     (

@@ -315,7 +315,8 @@ class LayerJudge(Judge):
             checks += values.size
             unbounded += int(np.sum(~decides))
             for (j,) in np.argwhere(~holds)[: first is None]:
-                low, high = (x[j] if np.isfinite(x[j]) else math.nan for x in (band.low, band.high))
+                ends = (float(end[j]) for end in (band.low, band.high))
+                low, high = (end if math.isfinite(end) else math.nan for end in ends)
                 layer = names[key[2]] if key[1] in BY_LAYER else ""
                 first = Finding(*key, int(j), float(values[j]), low, high, FORCED, layer)
             within = holds & decides
