@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
+import shutil
 import sys
 import threading
 import time
@@ -11,7 +14,7 @@ import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import IO, Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -138,6 +141,22 @@ Json = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON Lines
 Select = Annotated[
     str, typer.Option("--select", metavar="GLOB", help="Judge only the cases whose id matches.")
 ]
+Junit = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write a JUnit XML report as well.")
+]
+Jobs = Annotated[
+    int,
+    typer.Option(
+        min=0, metavar="N", help="Use so many processes; 0 is one for each processor, at most 4."
+    ),
+]
+Profile = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Judge against this profile instead of each run's own (documented: the page).",
+    ),
+]
 
 
 @app.command(cls=_Command, epilog=EXIT_CODES)
@@ -147,32 +166,24 @@ def check(
         typer.Argument(
             metavar="IMPLEMENTATION",
             help="An installed framework (torch:NAdam, torch:RMSprop, keras:RMSprop, "
-            "optax:rmsprop, …; any other name lists all), a file of recordings, or a folder where "
-            "every .json is one. Without it every recording and vector of the suite is judged, "
-            "and refopt itself on NumPy.",
+            "optax:rmsprop, …; any other name lists all); py:MODULE:FUNCTION, a Python function "
+            "(param, grad, state, **hyper) -> (param, state) on NumPy arrays, whose state is None "
+            "at first; 'cmd:PROGRAM ARGUMENT…', a program in any language that speaks ROP/1; a "
+            "file of recordings, or a folder where every .json is one. Without it every recording "
+            "and vector of the suite is judged, and refopt itself on NumPy. What is named is run, "
+            "with your rights.",
             show_default=False,
         ),
     ] = None,
     select: Select = "*",
-    profile: Annotated[
+    profile: Profile = None,
+    optimizer: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Judge against this profile instead of each run's own (documented: the page).",
-        ),
+        typer.Option(metavar="NAME", help="What py: or cmd: implements: nadam or rmsprop."),
     ] = None,
     as_json: Json = False,
-    junit: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a JUnit XML report as well.")
-    ] = None,
-    jobs: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            metavar="N",
-            help="Use so many processes; 0 is one for each processor, at most 4.",
-        ),
-    ] = 0,
+    junit: Junit = None,
+    jobs: Jobs = 0,
     python: Annotated[
         str,
         typer.Option(
@@ -187,29 +198,26 @@ def check(
     ] = 60.0,
 ) -> None:
     """Judge whether every value that an implementation gave can be explained by the rule."""
-    with _exits(), ExitStack() as stack:
-        from refopt.oracle import live, report, suite
+    with _exits():
+        from refopt.oracle import live, rop, suite
 
         started = time.perf_counter()
         if not 0 < timeout <= threading.TIMEOUT_MAX:
             most = f"{threading.TIMEOUT_MAX:g}"
             msg = f"--timeout must be a number of seconds above 0, at most {most}; got {timeout}"
             raise typer.BadParameter(msg)
+        of, command = _command(implementation, optimizer, python)
         with _reading(implementation is not None):
-            cases, framework = _cases(implementation, select)
-        asked = {suite.optimizer(r.case.id) for r in cases}
-        if profile is not None and profile not in (known := suite.profile_names(asked)):
-            msg = f"--profile must be one of {', '.join(known)}; got {profile!r}"
-            raise typer.BadParameter(msg)
+            if command:
+                cases, framework = list(suite.selected(rop.vectors(of), select)), ""
+            else:
+                cases, framework = _cases(implementation, select)
+        _known(profile, cases)
         tasks: Iterable[suite.Task]
-        if framework:
-            tasks = live.tasks(
-                framework,
-                cases,
-                profile,
-                python=python,
-                seconds=timeout,
-            )
+        if command:
+            tasks = live.answers(lambda: rop.Program(command, of, timeout), cases, profile)
+        elif framework:
+            tasks = live.tasks(framework, cases, profile, python=python, seconds=timeout)
         else:
             own = implementation is None and profile is None
             reports = as_json or junit is not None
@@ -224,15 +232,90 @@ def check(
                         beside="documented" if own else "",
                     )
                 )
+        asked_for = {"implementation": implementation, "select": select, "profile": profile}
+        _judge(tasks, len(cases), asked_for, started, as_json=as_json, junit=junit, jobs=jobs)
+
+
+@app.command(cls=_Command)
+def gen(
+    optimizer: Annotated[
+        str, typer.Option(metavar="NAME", help="What is implemented: nadam or rmsprop.")
+    ],
+    select: Select = "*",
+    takes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WORD,…",
+            help="Ask only for cases that need no more than this: dtypes, hyperparameters, "
+            "options, several parameters, missing or sparse gradients.",
+            show_default="float32, float64, several, missing, and what the optimizer always has",
+        ),
+    ] = None,
+) -> None:
+    """Write the questions of the vectors as JSON Lines (ROP/1), for a program that reads a file."""
+    with _exits():
+        from refopt.oracle import rop
+
+        _optimizer(optimizer)
+        known = rop.words(optimizer)
+        words = rop.plain(optimizer) if takes is None else set(filter(None, takes.split(",")))
+        if unknown := sorted(words - {*known}):
+            msg = f"--takes must list some of {', '.join(known)}; got {', '.join(unknown)}"
+            raise typer.BadParameter(msg)
+        for question in rop.generate(optimizer, select, words):
+            _say(question)
+
+
+@app.command(cls=_Command, epilog=EXIT_CODES)
+def ver(
+    answers: Annotated[
+        typer.FileText,
+        typer.Argument(
+            metavar="FILE",
+            help="The answers of a program to what refopt gen wrote; - is the standard input.",
+            show_default=False,
+        ),
+    ],
+    select: Select = "*",
+    profile: Profile = None,
+    as_json: Json = False,
+    junit: Junit = None,
+    jobs: Jobs = 0,
+) -> None:
+    """Judge the answers of a program to the questions of refopt gen."""
+    with _exits():
+        from refopt.oracle import rop
+
+        started = time.perf_counter()
+        with _reading(True):
+            tasks = list(rop.Answers(answers).tasks(select, profile))
+        _known(profile, tasks)
+        asked_for = {"implementation": answers.name, "select": select, "profile": profile}
+        _judge(tasks, len(tasks), asked_for, started, as_json=as_json, junit=junit, jobs=jobs)
+
+
+def _judge(
+    tasks: Iterable[Any],
+    cases: int,
+    asked_for: dict[str, Any],
+    started: float,
+    *,
+    as_json: bool,
+    junit: Path | None,
+    jobs: int,
+) -> NoReturn:
+    """Judge and report; ends with the exit code."""
+    from refopt.oracle import report, suite
+
+    with ExitStack() as stack:
         xml = None if junit is None else stack.enter_context(_writable(junit))
         tally, results = report.Tally(), []
-        asked_for = {"implementation": implementation, "select": select, "profile": profile}
         code, complete = report.BROKE, False
         try:
             if as_json:
                 _say(report.header(asked_for))
-            processes = min(jobs or min(_processors(), 4), len(cases)) or 1
-            for case in _progress(suite.spread(tasks, processes), len(cases)):
+            processes = min(jobs or min(_processors(), 4), cases) or 1
+            for case in _progress(suite.spread(tasks, processes), cases):
                 for result in case:
                     tally.add(result)
                     results.append(result)
@@ -250,7 +333,57 @@ def check(
                 report.summary(tally, report.Terminal(), seconds, complete=complete)
             if xml is not None:
                 xml.write(report.junit(results, seconds))
-        raise typer.Exit(code)
+    raise typer.Exit(code)
+
+
+def _known(profile: str | None, found: Iterable[Any]) -> None:
+    """A profile must be one of the optimizers of what was found."""
+    from refopt.oracle import suite
+
+    asked = {suite.optimizer(x.case.id) for x in found}
+    if profile is not None and profile not in (known := suite.profile_names(asked)):
+        msg = f"--profile must be one of {', '.join(known)}; got {profile!r}"
+        raise typer.BadParameter(msg)
+
+
+def _optimizer(name: str | None) -> str:
+    """The name of an optimizer that the protocol can ask for."""
+    from refopt.oracle import rop
+
+    if name is None or name not in rop.OBJECTS:
+        known = " or ".join(rop.OBJECTS)
+        msg = f"--optimizer must be {known}: what is implemented; got {name!r}"
+        raise typer.BadParameter(msg)
+    return name
+
+
+def _command(
+    implementation: str | None, optimizer: str | None, python: str
+) -> tuple[str, list[str]]:
+    """(optimizer, command) of a program that speaks ROP/1; empty where something else is named."""
+    kind, _, named = (implementation or "").partition(":")
+    if kind not in ("py", "cmd"):
+        if optimizer is not None:
+            msg = f"--optimizer must be absent but for py: and cmd:, got {optimizer!r}"
+            raise typer.BadParameter(msg)
+        return "", []
+    from refopt.oracle import rop
+
+    of = _optimizer(optimizer)
+    if kind == "py":
+        if not re.fullmatch(r"[\w.]+:\w+", named):
+            msg = f"IMPLEMENTATION must be py:MODULE:FUNCTION, got {implementation!r}"
+            raise typer.BadParameter(msg)
+        return of, rop.function(named, of, python)
+    try:
+        command = shlex.split(named)
+    except ValueError as error:
+        msg = f"IMPLEMENTATION must be cmd:PROGRAM ARGUMENT…, got {implementation!r}: {error}"
+        raise typer.BadParameter(msg) from None
+    if not command or (shutil.which(command[0]) is None):
+        msg = f"IMPLEMENTATION must be cmd: and a program that can be started, got {named!r}"
+        raise typer.BadParameter(msg)
+    return of, command
 
 
 @app.command("list", cls=_Command)

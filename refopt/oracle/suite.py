@@ -29,7 +29,7 @@ from refopt.oracle.golden import Case, Recording, Run
 from refopt.oracle.layered import judging
 from refopt.oracle.own import numpy_run
 from refopt.oracle.spec import RULES
-from refopt.oracle.verdict import Changes, Verdict, equal
+from refopt.oracle.verdict import Changes, Judge, Verdict, equal
 from refopt.typing import Profile
 
 REJECTED, SKIPPED = "rejected", "skipped"
@@ -41,6 +41,8 @@ CRASHED, TIMED_OUT, BROKEN = "crashed", "timed out", "broken"
 FAILURES = (CRASHED, TIMED_OUT, BROKEN)
 """What is no verdict. The implementation refused the case, or cannot express it; it crashed, took
 too long, or left the protocol (`broken` also where judging itself failed)."""
+
+SEARCHES = 3  # in vain, after which no more runs of an implementation are searched for changes
 
 GROUPS = {
     "epsilon": {"epsilon", "root", "v-hat"},
@@ -85,6 +87,7 @@ class Item(NamedTuple):
     run: Run | None = None  # None: refopt's own, on NumPy, under the profile
     axes: bool = True  # ask for alternatives until each is excluded by some run; else for one
     every: bool = False  # ask for every alternative of this run
+    together: bool = False  # what explains one run of an implementation is tried on its next
     feature: str = ""  # compare, do not judge: the run stands for its release where this is on
     status: str = ""  # REJECTED, SKIPPED or one of FAILURES
     detail: str = ""  # why, in the implementation's words
@@ -281,7 +284,8 @@ def _verdict(case: Case, item: Item, result: Result) -> Result:
         return result._replace(item=result.item._replace(stale=stale))
     if (first := verdict.first) is not None:
         dtype = run.dtypes.get(first.quantity, case.dtypes)[first.parameter]
-        return result._replace(named=judge.named(), dtype=dtype)
+        named = _explained(judge, item) if item.together else judge.named()
+        return result._replace(named=named, dtype=dtype)
     pairs = {(axis, name) for axis, names in verdict.excluded.items() for name in names}
     if item.axes:
         known |= pairs
@@ -289,6 +293,26 @@ def _verdict(case: Case, item: Item, result: Result) -> Result:
         stale = f"does not exclude {', '.join(sorted(spared))} any more"
         result = result._replace(item=result.item._replace(stale=stale))
     return result
+
+
+def _explained(judge: Judge, item: Item) -> list[Changes]:
+    """What explains runs before and this one; else this one alone, by three changes at most."""
+    before = _named.setdefault((item.name, item.profile), [])
+    axes = judge.rule.AXES
+
+    def holding(explanation: list[Changes]) -> list[Changes]:
+        return [c for c in explanation if judge.holds({axis: axes[axis][name] for axis, name in c})]
+
+    for explanation in before:
+        if found := holding(explanation):
+            return found
+    if before.count([]) == SEARCHES:
+        return []
+    found = judge.named()
+    if not found and [] not in before:
+        found = holding(Explanation(judge.rule, judge.case, judge.run, judge.profile).found())
+    before.append(found)
+    return found
 
 
 def _compared(case: Case, item: Item, result: Result) -> Result:
@@ -312,6 +336,9 @@ class _Any(set[tuple[str, str]]):
     def __contains__(self, x: object) -> bool:
         return True
 
+
+_named: dict[tuple[str, str], list[list[Changes]]] = {}
+"""What explains runs, by implementation and profile."""
 
 _excluded: dict[tuple[str, str], set[tuple[str, str]]] = {}
 """What runs before have excluded, by run and profile: it needs no answer from every other run."""

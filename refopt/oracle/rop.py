@@ -1,0 +1,355 @@
+"""`ROP/1`: any program that reads JSON Lines and answers each with one (docs/protocol.md).
+
+What is asked never depends on what was answered. So the questions can stand in a file, and the
+answers in another: `refopt gen`, the program, `refopt ver`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Iterable, Iterator
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple, NoReturn
+
+from refopt.errors import CaseError
+from refopt.optim.nadam import NAdam
+from refopt.optim.rmsprop import RMSprop
+from refopt.oracle import golden, spec, suite
+from refopt.oracle.golden import Case, Recording, Schedule, Sparse
+from refopt.oracle.live import unjudged
+from refopt.oracle.process import Failure, Process, message
+from refopt.oracle.spec import RULES
+from refopt.oracle.suite import BROKEN, CRASHED, REJECTED, SKIPPED, Item, Task
+
+OBJECTS = {"nadam": NAdam, "rmsprop": RMSprop}
+"""The optimizers that the protocol can ask for, and what is documented of each."""
+
+HELLO_SECONDS = 120.0  # until the program has started
+KINDS = (
+    *("invalid-hyperparameter", "shape-mismatch", "dtype-mismatch"),
+    *("missing-gradient", "state-mismatch", "non-finite"),
+)
+"""Why a program may reject a case."""
+
+Message = dict[str, Any]
+Ask = Callable[[Message], Message]
+
+
+class Lacking(Exception):
+    """A case that a program rejects, or says it cannot do."""
+
+    def __init__(self, status: str, detail: str) -> None:
+        super().__init__(detail)
+        self.status, self.detail = status, detail
+
+
+# -- questions ------------------------------------------------------------------------------------
+
+
+def vectors(optimizer: str) -> list[Recording]:
+    """The vectors of an optimizer, every step of each asked for."""
+    found = golden.recordings(optimizer, golden.root() / "vectors")
+    return [r._replace(case=_every_step(r.case)) for r in found]
+
+
+def _every_step(case: Case) -> Case:
+    """What a vector excludes is no promise of what a program shows: without `kills`."""
+    source = {key: x for key, x in case.source.items() if key != "kills"}
+    return case._replace(source=source | {"record": [*range(1, case.steps + 1)]})
+
+
+def words(optimizer: str) -> list[str]:
+    """What a program may say it takes."""
+    rule = RULES[optimizer]
+    dtypes = ["float16", "bfloat16", "float32", "float64"]
+    extras = ["several", "missing"]
+    extras += ["sparse"] if hasattr(rule, "Rows") else []
+    extras += ["schedule", "order"] if hasattr(rule, "scheduled") else []
+    return [*dtypes, *extras, *rule.Hyper._fields, *rule.OPTIONS]
+
+
+def plain(optimizer: str) -> set[str]:
+    """What a program takes that knows nothing beyond the plain optimizer."""
+    return {"float32", "float64", "several", "missing", *RULES[optimizer].REQUIRED}
+
+
+def needs(case: Case) -> set[str]:
+    """What a program must take to run a case: hyperparameters that are not 0, and what is more."""
+    given = [case.hyper, *(overrides for _, overrides in case.groups), *case.changes.values()]
+    found = {name for hyper in given for name, x in hyper.items() if x != 0}
+    found |= {name for name, on in case.options.items() if on} | {*case.dtypes}
+    arrays = [grad for row in case.grads for grad in row]
+    return found | {
+        word
+        for word, needed in {
+            "several": len(case.params) > 1,
+            "missing": None in arrays,
+            "sparse": any(isinstance(grad, Sparse) for grad in arrays),
+            "schedule": isinstance(case.hyper["lr"], Schedule),
+            "order": bool(case.orders),
+        }.items()
+        if needed
+    }
+
+
+def hello(optimizer: str) -> Message:
+    """The first question."""
+    return {
+        "op": "hello",
+        "seq": 0,
+        "rop": 1,
+        "optimizer": optimizer,
+        "suite": suite.version(),
+    }
+
+
+class Part(NamedTuple):
+    """The questions of one group of a case: a program is asked for each group as for a case."""
+
+    members: list[int]  # parameters, by number
+    questions: list[Message]  # the case, then its steps
+
+
+def questions(found: Iterable[Recording]) -> Iterator[tuple[Recording, list[Part]]]:
+    """What is asked of each case, numbered throughout."""
+    seq = 1
+    for recording in found:
+        parts = []
+        for members, asked in _groups(recording.case):
+            numbered = [{"op": q["op"], "seq": seq + n} | q for n, q in enumerate(asked)]
+            parts.append(Part(members, numbered))
+            seq += len(asked)
+        yield recording, parts
+
+
+def _groups(case: Case) -> Iterator[tuple[list[int], list[Message]]]:
+    source = case.source
+    groups = source.get("groups", [{"params": [*range(len(case.params))]}])
+    changes, orders = source.get("changes", {}), source.get("order", {})
+    for group in groups:
+        members = group["params"]
+        first = {
+            "op": "case",
+            "id": case.id,
+            "dtype": source["params"][members[0]]["dtype"],
+            "shapes": [source["params"][i]["shape"] for i in members],
+            "hyper": source["hyper"] | group.get("hyper", {}),
+            "options": source.get("options", {}),
+            "params": [source["params"][i]["bits"] for i in members],
+        }
+        steps = []
+        for t in range(1, case.steps + 1):
+            grads = source["grads"][(t - 1) % len(source["grads"])]
+            step = {"op": "step", "t": t, "grads": [grads[i] for i in members]}
+            step |= {"hyper": changes[str(t)]} if str(t) in changes else {}
+            step |= {"order": orders[str(t)]} if str(t) in orders else {}
+            steps.append(step)
+        yield members, [first, *steps]
+
+
+def generate(optimizer: str, pattern: str, takes: set[str]) -> Iterator[Message]:
+    """All questions to a program that takes this, in the order of a file."""
+    yield hello(optimizer)
+    last = 0
+    for recording, parts in questions(vectors(optimizer)):
+        last = parts[-1].questions[-1]["seq"]
+        if fnmatchcase(recording.case.id, pattern) and needs(recording.case) <= takes:
+            for part in parts:
+                yield from part.questions
+    yield {"op": "bye", "seq": last + 1}
+
+
+# -- answers --------------------------------------------------------------------------------------
+
+
+class Spoken(NamedTuple):
+    """What a program says of itself."""
+
+    name: str
+    version: str
+    takes: set[str]
+
+
+def spoken(answer: Message, optimizer: str) -> Spoken:
+    """The answer to hello. Raises Failure where it is none."""
+    name, version = answer.get("name"), answer.get("version")
+    takes, known = answer.get("takes"), words(optimizer)
+    if answer.get("rop") != 1 or not isinstance(name, str) or not isinstance(version, str):
+        raise Failure(BROKEN, f"hello: rop 1, name and version are required, got {answer!r:.200}")
+    if (got := answer.get("optimizer")) != optimizer:
+        raise Failure(BROKEN, f"hello: optimizer must be {optimizer!r}, as asked, got {got!r:.80}")
+    if not isinstance(takes, list) or any(word not in known for word in takes):
+        raise Failure(BROKEN, f"hello: takes must list some of {', '.join(known)}, got {takes!r}")
+    return Spoken(name, version, {*takes})
+
+
+def items(
+    program: Spoken, recording: Recording, parts: list[Part], ask: Ask, profile: str | None
+) -> tuple[Item, ...]:
+    """What a program does with a case."""
+    known = f"{program.name} {program.version}"
+    if lacks := sorted(needs(recording.case) - program.takes):
+        return (_unjudged(program, profile, SKIPPED, f"does not take {', '.join(lacks)}"),)
+    try:
+        source = _run(program, recording.case, parts, ask)
+        run = golden.parse_run(recording.case, program.name, {program.name: source})
+    except Lacking as lacking:
+        return (_unjudged(program, profile, lacking.status, lacking.detail),)
+    except CaseError as error:
+        raise Failure(BROKEN, str(error)) from None
+    return (Item(known, program.name, profile or "documented", run, together=True),)
+
+
+def _unjudged(program: Spoken, profile: str | None, status: str, detail: str) -> Item:
+    known = f"{program.name} {program.version}"
+    return unjudged(known, profile, status, detail)._replace(name=program.name, together=True)
+
+
+def _run(program: Spoken, case: Case, parts: list[Part], ask: Ask) -> dict[str, Any]:
+    """The run of a case as a recording has it."""
+    rule = RULES[suite.optimizer(case.id)]
+    dtypes = {q: "float64" for q in (*rule.Clock._fields, "lr") if q in rule.OBSERVABLE}
+    steps: dict[str, dict[str, list[Any]]] = {str(t): {} for t in range(1, case.steps + 1)}
+    for members, (first, *rest) in parts:
+        _accepted(ask(first), first)
+        for question in rest:
+            answer = dict(_accepted(ask(question), question))
+            stated = answer.pop("dtypes", {})
+            if not isinstance(stated, dict):
+                _refuse(case, question, f"dtypes must be an object, got {stated!r:.80}")
+            dtypes |= stated
+            del answer["seq"]
+            if "param" not in answer:
+                _refuse(case, question, f"param is required, got {answer!r:.200}")
+            for q, values in answer.items():
+                if q not in rule.OBSERVABLE:
+                    known = ", ".join(rule.OBSERVABLE)
+                    _refuse(case, question, f"what is shown must be among {known}; got {q!r:.80}")
+                if not isinstance(values, list) or len(values) != len(members):
+                    _refuse(case, question, f"{q} must list {len(members)}, got {values!r:.80}")
+                column = steps[str(question["t"])].setdefault(q, [None] * len(case.params))
+                for i, value in zip(members, values, strict=True):
+                    column[i] = value
+    return {"dtypes": dtypes, "steps": steps}
+
+
+def _refuse(case: Case, question: Message, why: str) -> NoReturn:
+    raise Failure(BROKEN, f"{case.id}, step {question['t']}: {why}")
+
+
+def _accepted(answer: Message, question: Message) -> Message:
+    """An answer that is one to this question, and no refusal."""
+    if type(answer.get("seq")) is not int or answer["seq"] != question["seq"]:
+        raise Failure(BROKEN, f"seq {question['seq']} is required, got {answer!r:.200}")
+    if "skipped" in answer:
+        raise Lacking(SKIPPED, str(answer["skipped"]))
+    if "rejected" in answer:
+        why = answer["rejected"]
+        if not isinstance(why, dict) or why.get("kind") not in KINDS:
+            raise Failure(BROKEN, f"a kind of {', '.join(KINDS)} is required, got {why!r:.200}")
+        raise Lacking(REJECTED, f"{why['kind']}: {why.get('message', '')}")
+    if "error" in answer:
+        raise Lacking(CRASHED, str(answer["error"]))
+    return answer
+
+
+def function(place: str, optimizer: str, python: str) -> list[str]:
+    """The command that runs a plain function by the protocol."""
+    rule, given = RULES[optimizer], spec.load(optimizer)["hyperparameters"]
+    named = {name: described["keyword"] for name, described in given.items()}
+    documented = inspect.signature(OBJECTS[optimizer]).parameters
+    named |= {option: option for option in rule.OPTIONS if option in documented}
+    counters = [q for q in rule.OBSERVABLE if q in rule.Clock._fields]
+    known = {
+        "documented": named,
+        "others": [n for n in (*rule.Hyper._fields, *rule.OPTIONS) if n not in named],
+        "options": rule.OPTIONS,
+        "arrays": [q for q in rule.OBSERVABLE if q in rule.State._fields],
+        "numbers": counters,
+    }
+    adapter = golden.root() / "adapters" / "function.py"
+    return [python, str(adapter), place, json.dumps(known)]
+
+
+class Program(Process):
+    """A program that runs."""
+
+    def __init__(self, command: list[str], optimizer: str, seconds: float) -> None:
+        super().__init__(command)
+        self._seconds = seconds
+        try:
+            question = hello(optimizer)
+            answer = _accepted(self.ask(question, HELLO_SECONDS), question)
+            self.spoken = spoken(answer, optimizer)
+        except Lacking as lacking:
+            self.close()
+            raise Failure(BROKEN, f"hello: {lacking.detail}") from None
+        except BaseException:
+            self.close()
+            raise
+        self.known = f"{self.spoken.name} {self.spoken.version}"
+        self._parts = {r.case.id: parts for r, parts in questions(vectors(optimizer))}
+
+    def items(self, recording: Recording, profile: str | None) -> tuple[Item, ...]:
+        """What it does with a case."""
+        parts = self._parts[recording.case.id]
+        return items(self.spoken, recording, parts, self._asked, profile)
+
+    def _asked(self, question: Message) -> Message:
+        return self.ask(question, self._seconds)
+
+
+class Answers:
+    """A file of answers. Raises CaseError where it has none to hello, or to another suite."""
+
+    def __init__(self, lines: Iterable[str]) -> None:
+        self._found: dict[int, Message] = {}
+        self._outside: list[str] = []  # lines outside the protocol
+        for n, line in enumerate(lines, 1):
+            try:
+                answer = message(line)
+            except Failure as failure:
+                self._outside.append(f"line {n}: {failure.detail}")
+                continue
+            if type(seq := answer.get("seq")) is not int or seq in self._found:
+                self._outside.append(f"line {n}: a seq of its own is required, got {line!r:.200}")
+            else:
+                self._found[seq] = answer
+        first = self._found.get(0, {})
+        if (optimizer := first.get("optimizer")) not in OBJECTS:
+            wanted = f"an answer to hello (seq 0, optimizer one of {', '.join(OBJECTS)})"
+            msg = f"{wanted} is required, got {first!r:.200}"
+            raise CaseError("; ".join([msg, *self._outside[:1]]))
+        if first.get("suite") != suite.version():
+            wanted = (
+                f"hello must repeat the suite of the questions, {suite.version()} of this refopt"
+            )
+            msg = f"{wanted}; got {first.get('suite')!r:.80}"
+            raise CaseError(msg)
+        try:
+            self._spoken = spoken(first, optimizer)
+        except Failure as failure:
+            raise CaseError(failure.detail) from None
+        self._asked = [*questions(vectors(optimizer))]
+        self._bye = self._asked[-1][1][-1].questions[-1]["seq"] + 1
+
+    def tasks(self, pattern: str, profile: str | None) -> Iterator[Task]:
+        """The cases that were answered, and the first that was not where the answers end early."""
+        complete = self._bye in self._found
+        for recording, parts in self._asked:
+            answered = any(q["seq"] in self._found for part in parts for q in part.questions)
+            cut = not complete and needs(recording.case) <= self._spoken.takes
+            complete = complete or (cut and not answered)
+            if (answered or cut) and fnmatchcase(recording.case.id, pattern):
+                try:
+                    done = items(self._spoken, recording, parts, self._answer, profile)
+                except Failure as failure:
+                    detail = "; ".join([failure.detail, *self._outside[:1]])
+                    done = (_unjudged(self._spoken, profile, failure.status, detail),)
+                yield Task(recording.case, done)
+
+    def _answer(self, question: Message) -> Message:
+        if question["seq"] not in self._found:
+            raise Failure(BROKEN, f"no answer has seq {question['seq']}")
+        return self._found[question["seq"]]
