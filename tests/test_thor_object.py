@@ -590,6 +590,7 @@ def test_a_net_that_is_none_is_rejected(net, error, match):
         (lambda: layers.Conv2d("c", np.ones((1, 1, 1, 1)), padding=-1), ValueError, "padding"),
         (lambda: layers.Conv2d("c", np.ones((1, 1, 1, 1)), padding="SAME"), ValueError, "padding"),
         (lambda: layers.Embedding("e", np.ones(3)), ValueError, "ids, width"),
+        (lambda: layers.EmbeddingLookup("e", np.ones((2, 3)), "GPU"), ValueError, "e: target must"),
         (lambda: layers.Other("rest"), ValueError, "rest: at least one parameter"),
     ],
 )
@@ -919,3 +920,21 @@ def test_half_precision_is_inverted_in_single_and_stored_rounded():
     spacing = np.spacing(wanted)  # one rounding on storing, and a neighbour where float32 rounded
     assert w.dtype == dtype
     assert (np.abs(w + wanted) <= spacing).all()
+
+
+def test_a_lookup_under_mindspore_is_what_its_target_says_and_documented_an_embedding():
+    def after(kind, profile, **how):
+        net = [kind("emb", np.zeros(SHAPES["emb.weight"]), **how)]
+        optimizer = made(net=net, profile=profile, learning_rate=0.125, damping=0.25)
+        a, ds = SEEN[0]["emb"]
+        optimizer((gradient,), activations={"emb": a}, output_gradients={"emb": ds})
+        return optimizer.parameters[0].data
+
+    lookup, gradient = layers.EmbeddingLookup, GRADIENTS[0]["emb.weight"]
+    plain = after(layers.Embedding, "documented")
+    for target in ("CPU", "DEVICE"):
+        assert (after(lookup, "documented", target=target) == plain).all()
+    # without statistics only the damping is left: its root, 1/2, twice
+    damped = -0.125 * 4 * gradient
+    assert (after(lookup, "mindspore-gpu") == damped).all()
+    assert not (after(lookup, "mindspore-gpu", target="DEVICE") == damped).any()

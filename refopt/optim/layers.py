@@ -163,9 +163,30 @@ class Embedding(_Weighted):
 
 
 class EmbeddingLookup(Embedding):
-    """As `Embedding`; under the profiles of MindSpore what its layer of this name does."""
+    """As `Embedding`; under the profiles of MindSpore what its layer of this name does (THO-3.6).
+
+    Parameters
+    ----------
+    name : str
+        The parameter is `<name>.weight`.
+    weight : array or Parameter
+        The table, shape (ids, width).
+    target : str
+        Where MindSpore keeps the table, "CPU" or "DEVICE" (default: "CPU", as there).
+    """
 
     kind = rule.LOOKUP
+
+    def __init__(self, name: str, weight: Any, target: str = "CPU") -> None:
+        super().__init__(name, weight)
+        if target not in ("CPU", "DEVICE"):
+            msg = f"{name}: target must be 'CPU' or 'DEVICE', got {target!r}"
+            raise ValueError(msg)
+        self.target = target
+
+    def described(self, numbers: tuple[int, ...]) -> rule.Layer:
+        """The layer as the rule knows it, its parameters by number."""
+        return super().described(numbers)._replace(target=self.target)
 
 
 class LayerNorm(Layer):
