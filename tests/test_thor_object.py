@@ -925,7 +925,7 @@ def test_half_precision_is_inverted_in_single_and_stored_rounded():
 def test_a_lookup_under_mindspore_is_what_its_target_says_and_documented_an_embedding():
     def after(kind, profile, **how):
         net = [kind("emb", np.zeros(SHAPES["emb.weight"]), **how)]
-        optimizer = made(net=net, profile=profile, learning_rate=0.125, damping=0.25)
+        optimizer = made(net=net, profile=profile, learning_rate=0.125, damping=2.0**-4)
         a, ds = SEEN[0]["emb"]
         optimizer((gradient,), activations={"emb": a}, output_gradients={"emb": ds})
         return optimizer.parameters[0].data
@@ -934,7 +934,7 @@ def test_a_lookup_under_mindspore_is_what_its_target_says_and_documented_an_embe
     plain = after(layers.Embedding, "documented")
     for target in ("CPU", "DEVICE"):
         assert (after(lookup, "documented", target=target) == plain).all()
-    # without statistics only the damping is left: its root, 1/2, twice
-    damped = -0.125 * 4 * gradient
+    # without statistics only the damping is left, of which the root of the root is exact
+    damped = -0.125 * 16 * gradient
     assert (after(lookup, "mindspore-gpu") == damped).all()
     assert not (after(lookup, "mindspore-gpu", target="DEVICE") == damped).any()
