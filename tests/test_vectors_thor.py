@@ -22,7 +22,6 @@ KILLS = {case["id"]: set(case["kills"]) for case in DOCUMENT["cases"]}
 
 UNSEEN = {  # by what one worker shows of a step of the documented rule: proved below
     *("past_end=zero", "past_end=last"),  # where there is a value they take it
-    "decayed=every-parameter",  # chooses the groups, which a vector states
     *("reduction=mean-of-inverses", "reduction=sum-of-inverses"),  # one worker is its own mean
     "positions=rows-of-a-sample",  # read by other damping and weighting alone
     "product=exact-where-listed",  # a whole factor is one block, which is listed
@@ -235,8 +234,8 @@ class Unread:
         return self
 
 
-def test_the_documented_rule_reads_no_filter_and_no_number_of_positions():
-    unread = CHOICES._replace(decayed=None, positions=Unread(), reduction=None)
+def test_the_documented_rule_reads_no_number_of_positions():
+    unread = CHOICES._replace(positions=Unread(), reduction=None)
     for recording in VECTORS.values():
         assert str(balls(recording.case, unread)) == str(balls(recording.case))
 

@@ -203,7 +203,7 @@ class Bands:
         return self._once(self._spd_inverse, x)
 
     def inverse_cholesky(self, x: Band) -> Band:
-        """Every W = L⁻¹ of L Lᵀ = B + E with ‖E‖ ≤ 8 n u ‖B‖ in the Frobenius norm (ENV-20)."""
+        """Every W of ‖W B Wᵀ - I‖ ≤ 8 n u ‖B‖ ‖W‖² in the Frobenius norm (ENV-20)."""
         return self._once(self._inverse_cholesky, x)
 
     def _once(self, inverse: Callable[[Band], Band], x: Band) -> Band:

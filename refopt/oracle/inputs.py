@@ -164,11 +164,6 @@ def _source(
     statistics = {
         str(t): {given.layer["name"]: seen(given) for given in net if given.ds} for t in refreshes
     }
-    kept = [i for i, p in enumerate(params) if p["name"].endswith(("gamma", "beta"))]
-    groups = [
-        {"params": [i for i in range(len(params)) if i not in kept], "hyper": {}},
-        {"params": kept, "hyper": {"weight_decay": "0.0"}},
-    ]
     return {
         "id": f"thor.vector.{slug}.f{dtype[-2:]}",
         "comment": comment,
@@ -181,5 +176,4 @@ def _source(
         "record": steps,
         "grads": [[drawn(tuple(p["shape"])) for p in params] for _ in steps],
         **({"statistics": statistics} if any(statistics.values()) else {}),
-        **({"groups": groups} if kept and "weight_decay" in asked else {}),
     }

@@ -169,7 +169,11 @@ class Layered:
         }
         if "ds" in arrays:
             return self.rule.Statistics(arrays["a"], arrays["ds"])
-        norms = [float(found[q].values[0]) if q in found else 1.0 for q in ("a_norm", "g_norm")]
+        ids = sum(found["A"].values) if layer.kind in self.rule.TABLES else 1.0  # counts add up
+        norms = [
+            float(found[q].values[0]) if q in found else absent
+            for q, absent in (("a_norm", ids), ("g_norm", 1.0))
+        ]
         return self.rule.Factors(arrays["A"], arrays["G"], *norms)
 
     def _as_shown(self, t: int, layer: Any, new: Any) -> Any:

@@ -1000,7 +1000,6 @@ def _past_the_end(asked: Asked) -> bool:
 
 MATTERS: dict[str, Callable[[Asked], bool]] = {
     "past_end": _past_the_end,
-    "decayed": lambda asked: False,
     "dense": _seen_by(DENSE),
     **dict.fromkeys(("patches", "conv"), _seen_by(CONV)),
     "lookup": _seen_by(LOOKUP),
@@ -1011,7 +1010,9 @@ MATTERS: dict[str, Callable[[Asked], bool]] = {
     "pair": lambda asked: any(x.kind == DENSE and x.shape[0] == 2 for x in asked.net),
     "norm": _any_of(NORM),
     "beside_conv": lambda asked: _any_of(CONV)(asked) and _any_of(NORM, *TABLES)(asked),
-    "decay": lambda asked: any(h.weight_decay != 0 for h in asked.hypers),
+    **dict.fromkeys(
+        ("decay", "decayed"), lambda asked: any(h.weight_decay != 0 for h in asked.hypers)
+    ),
 }
 """When an axis can make a difference at all."""
 

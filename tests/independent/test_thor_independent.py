@@ -496,7 +496,7 @@ def transcribed(case: Case, steps: int) -> list[list[dict[str, Any]]]:
         frequency=int(hyper.pop("frequency", 100)),
         use_nesterov=bool(case.options.get("use_nesterov")),
         enable_clip_grad=bool(case.options.get("enable_clip_grad")),
-        groups=case.groups,  # a case says by them what decays
+        groups=case.groups if "groups" in case.source else None,
         digits=160,
         **hyper,
     )
