@@ -233,6 +233,7 @@ def check(
                     )
                 )
         asked_for = {"implementation": implementation, "select": select, "profile": profile}
+        jobs = 1 if command else jobs  # what explains one run is tried on the next
         _judge(tasks, len(cases), asked_for, started, as_json=as_json, junit=junit, jobs=jobs)
 
 
@@ -280,7 +281,6 @@ def ver(
     profile: Profile = None,
     as_json: Json = False,
     junit: Junit = None,
-    jobs: Jobs = 0,
 ) -> None:
     """Judge the answers of a program to the questions of refopt gen."""
     with _exits():
@@ -291,7 +291,7 @@ def ver(
             tasks = list(rop.Answers(answers).tasks(select, profile))
         _known(profile, tasks)
         asked_for = {"implementation": answers.name, "select": select, "profile": profile}
-        _judge(tasks, len(tasks), asked_for, started, as_json=as_json, junit=junit, jobs=jobs)
+        _judge(tasks, len(tasks), asked_for, started, as_json=as_json, junit=junit, jobs=1)
 
 
 def _judge(

@@ -30,6 +30,7 @@ from refopt.oracle.suite import (
     DIFFERS,
     FAILURES,
     GROUPS,
+    LACKS,
     REJECTED,
     SKIPPED,
     Result,
@@ -157,6 +158,7 @@ class Tally:
         self.notable: list[Result] = []  # violations, failures, stale expectations
         self.told: list[Result] = []  # rejections and expected deviations
         self.compared: dict[str, dict[str, list[Result]]] = {}  # optimizer -> release -> results
+        self.skipped: Counter[str] = Counter()  # why, of what is judged together
         self.cases: set[str] = set()
         self.checks = 0
 
@@ -175,6 +177,46 @@ class Tally:
             self.notable.append(result)
         elif result.status in (REJECTED, DEVIATES):
             self.told.append(result)
+        elif result.status == SKIPPED and result.item.together:
+            self.skipped.update(result.item.detail.removeprefix(LACKS).split(", "))
+
+    @property
+    def together(self) -> list[Result]:
+        """The violations of an implementation that is judged as a whole."""
+        return [r for r in self.notable if r.item.together and r.status == VIOLATION]
+
+    def explanations(self) -> list[tuple[Changes, list[Result]]]:
+        """The fewest sets of changes that explain what is judged together, each with its runs."""
+        left = [result for result in self.together if result.named]
+        found = []
+        while left:
+            known = list(dict.fromkeys(changes for r in left for changes in r.named))
+            explained = {c: [r for r in left if any({*x} <= {*c} for x in r.named)] for c in known}
+            best = max(known, key=lambda changes: (len(explained[changes]), -len(changes)))
+            found.append((best, explained[best]))
+            left = [result for result in left if result not in explained[best]]
+        return found
+
+    def diagnosis(self) -> Iterator[str]:
+        """What an implementation does otherwise than the rule, as one paragraph of markup."""
+        if not (outside := self.together):
+            return
+        item, ran = (
+            outside[0].item,
+            len(outside) + self.counts[CONFORMS] + self.counts[INCONCLUSIVE],
+        )
+        runs = f"{len(outside)} of {counted(ran, 'vector')}"
+        yield (
+            f"[bold]{escape(item.name)}[/] does not follow the profile {item.profile}: "
+            f"[bold red]{runs}[/] lie outside"
+        )
+        for changes, results in self.explanations():
+            yield from _otherwise(changes, results)
+        if unexplained := [result for result in outside if not result.named]:
+            more = f"no change of choices was found that explains {len(unexplained)} of them"
+            yield f"  {more}; the first of these"
+            yield from _seen(unexplained[0])
+        yield ""
 
     @property
     def exit_code(self) -> int:
@@ -208,16 +250,22 @@ def summary(tally: Tally, console: Terminal, seconds: float, *, complete: bool =
             console.say(f"[bold]{optimizer}[/]\n")
         _results(dict(sorted(rows.items(), key=_own_first)), console)
         _comparison(optimizer, tally.compared.get(optimizer, {}), console)
-    first = {result.item.name: result for result in reversed(tally.notable)}
-    some = sorted(tally.notable, key=lambda r: r is not first[r.item.name])[:SHOWN]
+    for text in tally.diagnosis():
+        console.say(text)
+    notable = [r for r in tally.notable if not (r.item.together and r.status == VIOLATION)]
+    first = {result.item.name: result for result in reversed(notable)}
+    some = sorted(notable, key=lambda r: r is not first[r.item.name])[:SHOWN]
     for result in some:
         for text in paragraph(result):
             console.say(text)
         console.print()
-    if len(tally.notable) > len(some):
-        console.say(f"… and {len(tally.notable) - len(some)} more: --json lists all\n")
+    if len(notable) > len(some):
+        console.say(f"… and {len(notable) - len(some)} more: --json lists all\n")
     for status in (REJECTED, DEVIATES):
         _told([result for result in tally.told if result.status == status], status, console)
+    if tally.skipped:
+        words = ", ".join(f"{word} ({n})" for word, n in tally.skipped.most_common())
+        console.say(f"[bold]skipped[/] for what they need: {escape(words)}\n")
     every = [row for rows in tally.optimizers.values() for row in rows.values()]
     origins = sorted(set().union(*(row.origins for row in every)))
     console.say(f"made by {escape(', '.join(origins))}")
@@ -396,10 +444,7 @@ def paragraph(result: Result) -> Iterator[str]:
     if (verdict := result.verdict) is not None and (first := verdict.first) is not None:
         yield f"{title}: [bold red]violation[/] of profile {item.profile}"
         yield f"  step {first.step}, {place(first)}, {first.mode}"
-        yield f"  got       {_number(first.observed)}"
-        yield from _envelope(first)
-        if distance := outside(first, result.dtype):
-            yield f"  outside by {distance[0]:.3g}, {_short(distance[1])} ulp of {result.dtype}"
+        yield from _beside(first, result.dtype)
         yield from (f"  {line}" for line in _explained(result))
     elif item.stale:
         yield f"{title}: [bold red]stale expectation[/]: {escape(item.stale)}"
@@ -410,6 +455,40 @@ def paragraph(result: Result) -> Iterator[str]:
             lines = [lines[-1], where]
         yield f"{title}: [bold red]{result.status}[/]: {lines[0] if lines else ''}"
         yield from (f"  {line}" for line in lines[1:])
+
+
+def _otherwise(changes: Changes, results: list[Result]) -> Iterator[str]:
+    """What is done otherwise, what the rule says instead, and where it shows first."""
+    spec_ = spec.load(suite.optimizer(results[0].case))
+    clauses = {clause["id"]: clause["text"] for clause in spec_["clauses"]}
+    many = "one change explains" if len(changes) == 1 else f"{len(changes)} changes explain"
+    yield f"  {many} {len(results)} of them"
+    for axis, name in changes:
+        alternatives, clause = spec_["axes"][axis]["alternatives"], spec_["axes"][axis]["clause"]
+        does, shown = alternatives[name], [r for r in results if _names(r, (axis, name))]
+        asked = list(dict.fromkeys(r.asked[axis] for r in shown if axis in r.asked))
+        text = clauses.get(clause, spec_["axes"][axis]["question"])
+        yield f"  [bold]{axis}={name}[/], shown by {counted(len(shown), 'vector')}"
+        yield f"    it does    {escape(does['text'])} ({does['clause']})"
+        for choice in asked:
+            it = alternatives[choice]
+            yield f"    it should  {escape(it['text'])} ({it['clause']}, {axis}={choice})"
+        yield f"    the rule   {escape(text)} ({clause})"
+    yield "  first seen"
+    yield from _seen(results[0])
+
+
+def _names(result: Result, change: tuple[str, str]) -> bool:
+    return any(change in changes for changes in result.named)
+
+
+def _seen(result: Result) -> Iterator[str]:
+    """Where a run leaves its envelope; `refopt show` prints the input."""
+    assert result.verdict is not None
+    first = result.verdict.first
+    assert first is not None
+    yield f"    {escape(result.case)}, step {first.step}, {place(first)}, {first.mode}"
+    yield from (f"  {line}" for line in _beside(first, result.dtype))
 
 
 def place(first: Finding) -> str:
@@ -439,6 +518,13 @@ def _explained(result: Result) -> Iterator[str]:
             alternative = axes[axis]["alternatives"][name]
             begin = "  and " if m else "  or " if n else "  "
             yield f"{begin}{axis}={name} ({alternative['clause']}): {escape(alternative['text'])}"
+
+
+def _beside(first: Finding, dtype: str) -> Iterator[str]:
+    yield f"  got       {_number(first.observed)}"
+    yield from _envelope(first)
+    if distance := outside(first, dtype):
+        yield f"  outside by {distance[0]:.3g}, {_short(distance[1])} ulp of {dtype}"
 
 
 def _envelope(first: Finding) -> Iterator[str]:
@@ -520,6 +606,10 @@ def footer(tally: Tally, code: int, seconds: float, *, complete: bool) -> dict[s
         "cases": len(tally.cases),
         "counts": dict(tally.counts),
         "checks": tally.checks,
+        "explained": [
+            {"by": ["=".join(change) for change in changes], "cases": [r.case for r in results]}
+            for changes, results in tally.explanations()
+        ],
         "undecided": {
             optimizer: {name: row.undecided for name, row in rows.items() if row.undecided}
             for optimizer, rows in tally.optimizers.items()

@@ -20,7 +20,7 @@ from refopt.oracle.golden import Case, Recording, Schedule, Sparse
 from refopt.oracle.live import unjudged
 from refopt.oracle.process import Failure, Process, message
 from refopt.oracle.spec import RULES
-from refopt.oracle.suite import BROKEN, CRASHED, REJECTED, SKIPPED, Item, Task
+from refopt.oracle.suite import BROKEN, CRASHED, LACKS, REJECTED, SKIPPED, Item, Task
 
 OBJECTS = {"nadam": NAdam, "rmsprop": RMSprop}
 """The optimizers that the protocol can ask for, and what is documented of each."""
@@ -190,7 +190,7 @@ def items(
     """What a program does with a case."""
     known = f"{program.name} {program.version}"
     if lacks := sorted(needs(recording.case) - program.takes):
-        return (_unjudged(program, profile, SKIPPED, f"does not take {', '.join(lacks)}"),)
+        return (_unjudged(program, profile, SKIPPED, LACKS + ", ".join(lacks)),)
     try:
         source = _run(program, recording.case, parts, ask)
         run = golden.parse_run(recording.case, program.name, {program.name: source})

@@ -18,7 +18,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from threading import Thread
 from types import ModuleType
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from refopt.oracle.compare import Comparison, Explanation, decisive
 from refopt.oracle.golden import Case, Recording, Run
 from refopt.oracle.layered import judging
 from refopt.oracle.own import numpy_run
+from refopt.oracle.replay import Replay
 from refopt.oracle.spec import RULES
 from refopt.oracle.verdict import Changes, Judge, Verdict, equal
 from refopt.typing import Profile
@@ -42,6 +43,7 @@ FAILURES = (CRASHED, TIMED_OUT, BROKEN)
 """What is no verdict. The implementation refused the case, or cannot express it; it crashed, took
 too long, or left the protocol (`broken` also where judging itself failed)."""
 
+LACKS = "does not take "  # how the detail of a skipped case begins, before a list of words
 SEARCHES = 3  # in vain, after which no more runs of an implementation are searched for changes
 
 GROUPS = {
@@ -110,6 +112,7 @@ class Result(NamedTuple):
     status: str
     verdict: Verdict | None = None
     named: Sequence[Changes] = ()  # changes of one choice, or of two, that hold the run
+    asked: dict[str, str] = {}  # noqa: RUF012  # axis that is changed -> what the case asks for
     dtype: str = ""  # of the first observation outside
     seconds: float = 0.0
 
@@ -285,7 +288,8 @@ def _verdict(case: Case, item: Item, result: Result) -> Result:
     if (first := verdict.first) is not None:
         dtype = run.dtypes.get(first.quantity, case.dtypes)[first.parameter]
         named = _explained(judge, item) if item.together else judge.named()
-        return result._replace(named=named, dtype=dtype)
+        asked = {axis: _asked(judge, axis) for changes in named for axis, _ in changes}
+        return result._replace(named=named, asked=asked, dtype=dtype)
     pairs = {(axis, name) for axis, names in verdict.excluded.items() for name in names}
     if item.axes:
         known |= pairs
@@ -296,23 +300,49 @@ def _verdict(case: Case, item: Item, result: Result) -> Result:
 
 
 def _explained(judge: Judge, item: Item) -> list[Changes]:
-    """What explains runs before and this one; else this one alone, by three changes at most."""
-    before = _named.setdefault((item.name, item.profile), [])
-    axes = judge.rule.AXES
+    """What explains runs before and this one; else this one alone, by three changes at most.
 
-    def holding(explanation: list[Changes]) -> list[Changes]:
-        return [c for c in explanation if judge.holds({axis: axes[axis][name] for axis, name in c})]
+    Last, what explains its arrays: an implementation may count what it does not use.
+    """
+    before = _named.setdefault((item.name, item.profile), [])
+    axes, arrays = judge.rule.AXES, _of_arrays(judge)
+
+    def holding(explanation: Sequence[Changes]) -> list[Changes]:
+        changed = [(c, {axis: axes[axis][name] for axis, name in c}) for c in explanation]
+        return [c for c, x in changed if judge.holds(x)] or [
+            c for c, x in changed if arrays.holds(x)
+        ]
 
     for explanation in before:
         if found := holding(explanation):
             return found
     if before.count([]) == SEARCHES:
         return []
-    found = judge.named()
+    found = judge.named() or arrays.named()
     if not found and [] not in before:
-        found = holding(Explanation(judge.rule, judge.case, judge.run, judge.profile).found())
+        deeper = Explanation(judge.rule, judge.case, arrays.run, judge.profile)
+        found = holding(deeper.found())
     before.append(found)
     return found
+
+
+def _asked(judge: Judge, axis: str) -> str:
+    """The alternative on an axis that the profile has for the options of a case."""
+    replay = Replay(judge.rule, judge.case, judge.profile)
+    choice = getattr(replay.choices(replay.hyper(1, judge.case.groups[0][1])), axis)
+    named: dict[str, Any] = judge.rule.AXES[axis]
+    return next(name for name, x in named.items() if x is choice)
+
+
+def _of_arrays(judge: Judge) -> Judge:
+    """The same without the counters that a run shows."""
+    counters = judge.rule.Clock._fields
+    steps = {
+        t: {q: x for q, x in step.items() if q not in counters}
+        for t, step in judge.run.steps.items()
+    }
+    run = judge.run._replace(steps=steps)
+    return Judge(judge.rule, judge.case, run, judge.profile)
 
 
 def _compared(case: Case, item: Item, result: Result) -> Result:
@@ -346,6 +376,8 @@ _excluded: dict[tuple[str, str], set[tuple[str, str]]] = {}
 
 def spread(given: Iterable[Task], jobs: int) -> Iterator[list[Result]]:
     """The results of each task, in order; over `jobs` processes where there are several."""
+    _named.clear()
+    _excluded.clear()
     if jobs == 1:
         yield from map(work, given)
         return
