@@ -214,6 +214,7 @@ class Judge:
         singles = [
             (axis, name)
             for axis, named in self.rule.AXES.items()
+            if self._matters(axis)
             for name, choice in named.items()
             if all(choice != getattr(choices, axis) for choices in settings)
         ]
