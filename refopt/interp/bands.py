@@ -19,7 +19,7 @@ from refopt.interp.formats import FORMATS
 Ends = np.ndarray[Any, np.dtype[np.float64]]
 
 U = 2.0**-53  # unit roundoff of the ends
-HUGE = np.finfo(np.float64).max
+LARGEST = {name: float(f.largest) for name, f in FORMATS.items()}
 
 
 class Band:
@@ -306,9 +306,11 @@ class Bands:
     # -- rounding --------------------------------------------------------------------------------
     def bounded(self, low: Any, high: Any, dtype: str) -> Band:
         """A range; without bounds where an end is no finite number of the dtype."""
-        limit = float(FORMATS[dtype].largest)
+        limit = LARGEST[dtype]
         low, high = np.asarray(low, np.float64), np.asarray(high, np.float64)
         inside = (low >= -limit) & (high <= limit)
+        if inside.all():
+            return Band(low, high, dtype, self)
         return Band(np.where(inside, low, -np.inf), np.where(inside, high, np.inf), dtype, self)
 
     def _rounded(self, low: Ends, high: Ends, dtype: str, exact: Any) -> Band:
