@@ -43,6 +43,7 @@ def judge(case, run, profile):
 
 SHOWN_BY = {  # an input for each axis: recorded, and a vector's where no recorded one tells
     "past_end": "2-0.past-the-end",
+    "decayed": "vector.decay.f32",
     "dense": "2-10.mlp",
     "patches=always-same": "vector.conv-valid.f32",
     "patches=same-and-square": "2-10.conv-strides",
@@ -64,7 +65,6 @@ SHOWN_BY = {  # an input for each axis: recorded, and a vector's where no record
 }
 UNSHOWN = {
     "scalars=float32",  # rounding, within what is allowed where numbers meet arrays
-    "decayed=every-parameter",  # chooses the groups, which a case states
     "reduction=mean-of-inverses",  # one worker is its own mean
     "reduction=sum-of-inverses",
     "table=as-others",  # differs from one block for widths above a block's, which none has
