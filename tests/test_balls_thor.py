@@ -24,8 +24,7 @@ from refopt.oracle import golden
 from refopt.oracle.golden import Case
 from refopt.oracle.layered import Layered
 from refopt.rules import thor as rule
-
-from .thor import TABLES, Array, Layer, padding_of, run
+from tests.independent.thor import TABLES, Array, Layer, padding_of, run
 
 DIGITS = 60  # that agree with the balls
 Exact = list[list[Fraction]]
