@@ -178,7 +178,8 @@ class Tally:
         elif result.status in (REJECTED, DEVIATES):
             self.told.append(result)
         elif result.status == SKIPPED and result.item.together:
-            self.skipped.update(result.item.detail.removeprefix(LACKS).split(", "))
+            words = result.item.detail.removeprefix(LACKS)
+            self.skipped.update(words.split(", ") if words != result.item.detail else [words])
 
     @property
     def together(self) -> list[Result]:

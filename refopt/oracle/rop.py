@@ -336,12 +336,14 @@ class Answers:
 
     def tasks(self, pattern: str, profile: str | None) -> Iterator[Task]:
         """The cases that were answered, and the first that was not where the answers end early."""
-        complete = self._bye in self._found
+        ended = self._bye in self._found
         for recording, parts in self._asked:
-            answered = any(q["seq"] in self._found for part in parts for q in part.questions)
-            cut = not complete and needs(recording.case) <= self._spoken.takes
-            complete = complete or (cut and not answered)
-            if (answered or cut) and fnmatchcase(recording.case.id, pattern):
+            seqs = [q["seq"] for part in parts for q in part.questions]
+            taken = needs(recording.case) <= self._spoken.takes
+            cut = not ended and taken and seqs[-1] not in self._found
+            ended = ended or cut
+            answered = cut or any(seq in self._found for seq in seqs)
+            if answered and fnmatchcase(recording.case.id, pattern):
                 try:
                     done = items(self._spoken, recording, parts, self._answer, profile)
                 except Failure as failure:

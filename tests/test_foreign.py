@@ -1,0 +1,779 @@
+"""Implementations from outside: a function, a program, a file of answers; and broken ones."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from refopt import cli
+from refopt.errors import CaseError
+from refopt.oracle import golden, process, rop, suite
+from refopt.oracle.report import BROKE, NOTHING, OK, USAGE, VIOLATED
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = ROOT / "examples" / "rop"
+SCHEMA = json.loads((golden.root() / "schema" / "rop.schema.json").read_text())
+DOCUMENT = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
+VECTORS = {"nadam": 46, "rmsprop": 64}
+CC = shutil.which("cc")
+NODE = shutil.which("node")
+NO_CC, NO_NODE = "needs a C compiler named cc", "needs node"
+
+
+def valid(message: Any, kind: str) -> bool:
+    """Whether a message is a question, or an answer, by the schema."""
+    schema = {"$ref": f"#/$defs/{kind}", "$defs": SCHEMA["$defs"]}
+    return bool(jsonschema.Draft202012Validator(schema).is_valid(message))
+
+
+def refopt(*arguments: str | Path, stdin: str = "") -> Any:
+    given = [str(a) for a in arguments]
+    return CliRunner().invoke(cli.app, given, env={"COLUMNS": "120"}, input=stdin)
+
+
+def runs(result: Any) -> list[dict[str, Any]]:
+    """The lines of a JSON report, without header and footer."""
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    assert (lines[0]["kind"], lines[-1]["kind"]) == ("header", "footer")
+    assert lines[-1]["complete"] is True
+    return lines[1:-1]
+
+
+def footer(result: Any) -> dict[str, Any]:
+    last: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    return last
+
+
+def statuses(result: Any) -> Counter[str]:
+    return Counter(run["status"] for run in runs(result))
+
+
+# -- functions ------------------------------------------------------------------------------------
+
+FUNCTIONS = """
+import sys
+import numpy as np
+
+def nadam(param, grad, state, *, lr, betas, eps, weight_decay, momentum_decay,
+          decoupled_weight_decay=False, maximize=False, inside=False, corrected=True):
+    zeros = np.zeros_like(param)
+    m, v, t, product = state.values() if state else (zeros, zeros, 0, 1.0)
+    t, g = t + 1, -grad if maximize else grad
+    if decoupled_weight_decay:
+        param = param - lr * weight_decay * param
+    else:
+        g = g + weight_decay * param
+    mu, mu_next = (betas[0] * (1 - 0.5 * 0.96 ** (s * momentum_decay)) for s in (t, t + 1))
+    product *= mu
+    m = betas[0] * m + (1 - betas[0]) * g
+    v = betas[1] * v + (1 - betas[1]) * g * g
+    rest, rest_next, correction = 1 - product, 1 - product * mu_next, 1 - betas[1] ** t
+    if not corrected:
+        rest = rest_next = correction = 1
+    m_hat = mu_next / rest_next * m + (1 - mu) / rest * g
+    v_hat = v / correction
+    denominator = np.sqrt(v_hat + eps) if inside else np.sqrt(v_hat) + eps
+    return param - lr * m_hat / denominator, dict(m=m, v=v, t=t, product=product)
+
+def prints(param, grad, state, **hyper):
+    print('{"seq": 1}')
+    return nadam(param, grad, state, **hyper)
+
+def inside(param, grad, state, **hyper):
+    return nadam(param, grad, state, inside=True, **hyper)
+
+def uncorrected(param, grad, state, **hyper):
+    return nadam(param, grad, state, corrected=False, **hyper)
+
+class Hidden:
+    def __init__(self, state):
+        self.state = state
+
+def hidden(param, grad, state, **hyper):
+    param, state = nadam(param, grad, state and state.state, **hyper)
+    return param, Hidden(state)
+
+def hidden_inside(param, grad, state, **hyper):
+    param, state = inside(param, grad, state and state.state, **hyper)
+    return param, Hidden(state)
+
+def nan(param, grad, state, **hyper):
+    return param * np.nan, None
+
+def zeros(param, grad, state, **hyper):
+    return param * 0, None
+
+def noise(param, grad, state, **hyper):
+    return np.random.default_rng(0).normal(size=param.shape).astype(param.dtype), None
+
+def still(param, grad, state, **hyper):
+    return param, None
+
+def widens(param, grad, state, **hyper):
+    return param.astype(np.float64), None
+
+def raises(param, grad, state, *, weight_decay, **hyper):
+    if weight_decay:
+        raise RuntimeError("no weight decay yet")
+    return nadam(param, grad, state, weight_decay=0.0, **hyper)
+
+def writes(param, grad, state, **hyper):
+    new, state = nadam(param, grad, state, **hyper)
+    param[...], grad[...] = np.nan, np.nan
+    return new, state
+
+def wrong_m(param, grad, state, **hyper):
+    param, state = nadam(param, grad, state, **hyper)
+    return param, dict(state, m=state["m"] * 1.5)
+
+def half_way(param, grad, state, *, lr, betas, eps, momentum_decay):
+    return nadam(param, grad, state, lr=lr, betas=betas, eps=eps, weight_decay=0.0,
+                 momentum_decay=momentum_decay)
+
+def rmsprop(param, grad, state, *, learning_rate, rho, momentum, epsilon, centered=False,
+            inside=False, clipvalue=None, clipnorm=None):
+    v, a, buffer = state or (0 * param,) * 3
+    v = rho * v + (1 - rho) * grad * grad
+    variance = v
+    if centered:
+        a = rho * a + (1 - rho) * grad
+        variance = v - a * a
+    with np.errstate(all="ignore"):
+        if inside:
+            direction = learning_rate * grad / np.sqrt(variance + epsilon)
+            buffer = momentum * buffer + direction
+            return param - buffer, (v, a, buffer)
+        buffer = momentum * buffer + grad / (np.sqrt(variance) + epsilon)
+    return param - learning_rate * buffer, (v, a, buffer)
+
+def keras(param, grad, state, *, learning_rate, rho, momentum, epsilon, centered=False):
+    return rmsprop(param, grad, state, learning_rate=learning_rate, rho=rho, momentum=momentum,
+                   epsilon=epsilon, centered=centered, inside=True)
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder, the present one, with a module `mine`."""
+    (tmp_path / "mine.py").write_text(FUNCTIONS)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def checked(name: str, *arguments: str, optimizer: str = "nadam") -> Any:
+    return refopt("check", f"py:mine:{name}", "--optimizer", optimizer, *arguments)
+
+
+@pytest.mark.parametrize("name", ["nadam", "hidden", "prints", "writes"])
+def test_a_right_function_conforms_on_every_vector_whether_it_shows_its_state_or_not(
+    mine: Path, name: str
+) -> None:
+    result = checked(name, "--json")
+    assert result.exit_code == OK, result.output
+    assert statuses(result) == {"conforms": VECTORS["nadam"]}
+    assert footer(result)["undecided"].get("nadam", {}) == {}
+
+
+def test_a_function_is_given_only_cases_that_need_what_it_names(mine: Path) -> None:
+    result = checked("half_way", "--json")
+    assert result.exit_code == OK, result.output
+    found = {run["case"]: run for run in runs(result)}
+    assert found["nadam.vector.defaults.f32"]["status"] == "conforms"
+    skipped = found["nadam.vector.decoupled-0.1.f32"]
+    assert skipped["detail"] == "does not take decoupled_weight_decay, weight_decay"
+    text = checked("half_way").stdout
+    needing = {
+        word: sum(word in rop.needs(r.case) for r in rop.vectors("nadam"))
+        for word in ("weight_decay", "decoupled_weight_decay")
+    }
+    said = " ".join(text.split())
+    assert "skipped for what they need: weight_decay" in said
+    for word, n in needing.items():
+        assert f"{word} ({n})" in said
+
+
+def test_a_function_of_rmsprop_gets_the_names_of_its_documentation(mine: Path) -> None:
+    result = checked("rmsprop", "--json", optimizer="rmsprop")
+    found = {run["case"]: run["status"] for run in runs(result)}
+    clipping = {case for case, status in found.items() if status == "violation"}
+    assert {case.rpartition(".")[0] for case in clipping} == {
+        f"rmsprop.vector.{name}"
+        for name in ("clipnorm-drawn", "clipvalue-0.1", "clipnorm-before-value")
+    }  # it takes both limits, and clips nothing
+    assert [x["by"] for x in footer(result)["explained"]] == [["clip=none"]]
+    assert Counter(found.values()) == {"conforms": 30, "violation": 6, "skipped": 28}
+
+
+@pytest.mark.parametrize("name", ["inside", "hidden_inside"])
+def test_epsilon_inside_the_root_is_named_by_one_paragraph(mine: Path, name: str) -> None:
+    result = checked(name)
+    assert result.exit_code == VIOLATED
+    text = " ".join(result.stdout.split())
+    assert (
+        f"mine:{name} does not follow the profile documented: 46 of 46 vectors lie outside "
+        "one change explains 46 of them epsilon=inside, shown by 46 vectors "
+        "it does under the root (NAD-11.2b) it should after the root (NAD-11.2a, epsilon=outside) "
+        "the rule Epsilon is added after the root. (NAD-11.2) "
+        "first seen nadam.vector.sharp-l2-psi-1.f32, step 1, param[0] of parameter 0" in text
+    )
+    mode = "teacher-forced"  # the first step starts from what is given
+    assert f"of parameter 0, {mode} got 0.96383" in text
+    assert "outside by 0.00283, 47441 ulp of float32" in text
+
+
+def test_no_correction_at_all_is_named_though_the_product_is_counted_right(mine: Path) -> None:
+    result = checked("uncorrected", "--json")
+    assert result.exit_code == VIOLATED
+    (explained,) = footer(result)["explained"]
+    assert explained["by"] == ["correction=none", "start=zero"]
+    assert len(explained["cases"]) == VECTORS["nadam"]
+    assert "2 changes explain 46 of them" in checked("uncorrected").stdout
+
+
+def test_keras_epsilon_and_its_momentum_are_named_each_with_what_shows_it(mine: Path) -> None:
+    result = checked("keras", optimizer="rmsprop")
+    assert result.exit_code == VIOLATED
+    assert "2 changes explain 28 of them" in result.stdout
+    assert "epsilon=inside, shown by 28 vectors" in result.stdout
+    assert "move=lr-inside, shown by 4 vectors" in result.stdout
+
+
+def test_nan_everywhere_conforms_nowhere(mine: Path) -> None:
+    result = checked("nan", "--json")
+    assert result.exit_code == VIOLATED
+    assert statuses(result) == {"violation": VECTORS["nadam"]}
+    for explained in footer(result)["explained"]:  # counting from 0 divides by 1 - beta**0
+        assert "origin=from-zero" in explained["by"]
+
+
+@pytest.mark.parametrize("name", ["zeros", "noise", "still"])
+def test_an_answer_that_is_no_optimizer_conforms_nowhere_and_nothing_explains_it(
+    mine: Path, name: str
+) -> None:
+    result = checked(name, "--json")
+    assert result.exit_code == VIOLATED
+    assert statuses(result) == {"violation": VECTORS["nadam"]}
+    assert footer(result)["explained"] == []
+    assert "no change of choices was found that explains 46 of them" in checked(name).stdout
+
+
+def test_a_wrong_state_is_a_violation_at_the_state_though_every_parameter_is_right(
+    mine: Path,
+) -> None:
+    result = checked("wrong_m", "--json", "--select", "*sharp*")
+    assert result.exit_code == VIOLATED
+    assert {(run["first"]["step"], run["first"]["quantity"]) for run in runs(result)} == {(1, "m")}
+
+
+def test_a_function_that_fails_is_told_from_a_wrong_one_and_the_rest_goes_on(mine: Path) -> None:
+    result = checked("raises", "--json")
+    assert result.exit_code == BROKE
+    decaying = sum("weight_decay" in rop.needs(r.case) for r in rop.vectors("nadam"))
+    assert statuses(result) == {"crashed": decaying, "conforms": VECTORS["nadam"] - decaying}
+    (detail,) = {run["detail"] for run in runs(result) if run["status"] == "crashed"}
+    assert re.fullmatch(r"RuntimeError: no weight decay yet \(mine\.py, line \d+\)", detail)
+    result = checked("widens", "--json", "--select", "*defaults.f32")
+    assert "param as it was, float32 of shape (4,); got float64" in runs(result)[0]["detail"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("py:mine:nadam",), "--optimizer must be nadam or rmsprop"),
+        (("py:mine:nadam", "--optimizer", "thor"), "got 'thor'"),
+        (("torch:NAdam", "--optimizer", "nadam"), "--optimizer must be absent but for py: and"),
+        (("py:mine", "--optimizer", "nadam"), "must be py:MODULE:FUNCTION, got 'py:mine'"),
+        (("cmd:", "--optimizer", "nadam"), "a program that can be started, got ''"),
+        (("cmd:no-such-program x", "--optimizer", "nadam"), "got 'no-such-program x'"),
+        (("cmd:'", "--optimizer", "nadam"), "No closing quotation"),
+    ],
+)
+def test_wrong_usage_names_the_argument(mine: Path, arguments: tuple[str, ...], said: str) -> None:
+    result = refopt("check", *arguments)
+    assert result.exit_code == USAGE
+    assert said in " ".join(re.sub("[│\n]", " ", result.stderr).split())
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("mine:no_such", "AttributeError: module 'mine' has no attribute 'no_such'"),
+        ("no_such:nadam", "ModuleNotFoundError: No module named 'no_such'"),
+    ],
+)
+def test_a_function_that_is_not_there_is_named(mine: Path, name: str, said: str) -> None:
+    result = refopt("check", f"py:{name}", "--optimizer", "nadam")
+    assert result.exit_code == BROKE
+    assert said in result.stderr
+
+
+# -- programs -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if CC is None:
+        pytest.skip(NO_CC)
+    folder = tmp_path_factory.mktemp("c")
+    flags = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-O2", "-ffp-contract=off"]
+    for name in VECTORS:
+        source = EXAMPLES / f"{name}.c"
+        subprocess.run([CC, *flags, source, "-o", folder / name, "-lm"], check=True)
+    return folder
+
+
+def programs(compiled: Path) -> dict[str, str]:
+    return {name: f"cmd:{compiled / name}" for name in VECTORS}
+
+
+@pytest.mark.parametrize(("optimizer", "conform"), [("nadam", 46), ("rmsprop", 30)])
+def test_the_program_in_c_conforms(compiled: Path, optimizer: str, conform: int) -> None:
+    name = programs(compiled)[optimizer]
+    result = refopt("check", name, "--optimizer", optimizer, "--json")
+    assert result.exit_code == OK, result.output
+    assert statuses(result) == Counter(conforms=conform, skipped=VECTORS[optimizer] - conform)
+
+
+@pytest.mark.skipif(NODE is None, reason=NO_NODE)
+@pytest.mark.parametrize(("optimizer", "conform"), [("nadam", 46), ("rmsprop", 30)])
+def test_the_program_in_javascript_conforms(optimizer: str, conform: int) -> None:
+    command = f"cmd:node {EXAMPLES / 'optimizers.mjs'}"
+    result = refopt("check", command, "--optimizer", optimizer, "--json")
+    assert result.exit_code == OK, result.output
+    assert statuses(result) == Counter(conforms=conform, skipped=VECTORS[optimizer] - conform)
+
+
+def test_the_template_conforms_with_a_hidden_state() -> None:
+    command = f"cmd:{sys.executable} {EXAMPLES / 'template.py'}"
+    result = refopt("check", command, "--optimizer", "rmsprop", "--json")
+    assert result.exit_code == OK, result.output
+    assert statuses(result)["conforms"] == 13
+
+
+def test_the_programs_are_short() -> None:
+    lines = {path.name: len(path.read_text().splitlines()) for path in EXAMPLES.iterdir()}
+    assert max(lines.values()) <= 150
+    assert lines["template.py"] <= 33
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "named"),
+    [
+        ("sqrt(v_hat) + h.epsilon", "sqrt(v_hat + h.epsilon)", ["epsilon=inside"]),
+        ("(1 - pow(h.beta2, t))", "1", ["correction=none"]),
+        ("mu(t + 1) / (1 - a->product * mu(t + 1))", "mu(t + 1) / (1 - a->product)",
+         ["divisors=same"]),
+        ("t * h.momentum_decay", "t", ["schedule=unscaled"]),
+        ("ahead * a->m[j] + here * g", "here * g + ahead * a->m[j]", None),
+        ("p -= h.lr * h.weight_decay * p", "p -= h.weight_decay * p",
+         ["decay=decoupled-without-lr"]),
+        ("int t = ++a->t;", "int t = a->t++;", ["origin=from-zero"]),
+    ],
+    ids=["epsilon", "correction", "divisors", "schedule", "order", "decay", "count"],
+)  # fmt: skip
+def test_a_wrong_line_of_c_is_named(
+    tmp_path: Path, right: str, wrong: str, named: list[str] | None
+) -> None:
+    if CC is None:
+        pytest.skip(NO_CC)
+    source = (EXAMPLES / "nadam.c").read_text()
+    assert source.count(right) == 1
+    (tmp_path / "wrong.c").write_text(source.replace(right, wrong))
+    subprocess.run([CC, "-O2", "wrong.c", "-o", "wrong", "-lm"], check=True, cwd=tmp_path)
+    result = refopt("check", f"cmd:{tmp_path / 'wrong'}", "--optimizer", "nadam", "--json")
+    explained = footer(result)["explained"]
+    assert [x["by"] for x in explained] == ([named] if named else [])
+    assert result.exit_code == (VIOLATED if named else OK)
+
+
+# -- broken programs ------------------------------------------------------------------------------
+
+BROKEN = """
+import json, os, sys, time
+sys.path.insert(0, {folder!r})
+from function import Function, Case
+known = json.loads({known!r})
+function, number, case = Function("mine:nadam", known), 0, None
+takes = ["float32", "float64", "several", "missing", *function.keywords]
+def say(answer, seq):
+    print(json.dumps(dict(answer, seq=seq)), flush=True)
+for line in sys.stdin:
+    q, answer = json.loads(line), {{}}
+    if q["op"] == "hello":
+        answer = dict(rop=1, name="fake", version="1", takes=takes, optimizer="nadam")
+    elif q["op"] == "case":
+        number, case = number + 1, Case(function, q)
+    elif q["op"] == "step":
+        answer = case.step(q)
+    name = q.get("id", "")
+    bad = case is not None and number == 2
+"""
+
+
+def broken(folder: Path, body: str, *arguments: str) -> Any:
+    """What comes of a right program that does `body` where `bad`: at its second case."""
+    command = rop.function("mine:nadam", "nadam", sys.executable)
+    text = BROKEN.format(folder=str(Path(command[1]).parent), known=command[-1])
+    text += textwrap.indent(textwrap.dedent(body), "    ")
+    (folder / "fake.py").write_text(text)
+    name = f"cmd:{sys.executable} {folder / 'fake.py'}"
+    select = ("--select", "*sharp*.f64")
+    return refopt("check", name, "--optimizer", "nadam", *select, "--json", *arguments)
+
+
+def test_the_broken_program_without_its_fault_conforms(mine: Path) -> None:
+    result = broken(mine, "say(answer, q['seq'])")
+    assert result.exit_code == OK, result.output
+    assert statuses(result) == {"conforms": 3}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        ("say(answer, q['seq'] + bad)", "broken", "seq 22 is required, got"),
+        ("say(answer, str(q['seq']) if bad else q['seq'])", "broken", "seq 22 is required, got"),
+        ("if bad and q['op'] == 'step': print('{\"seq\": 2, \"par', end='', flush=True); break\n"
+         "say(answer, q['seq'])", "broken", "a whole line is required, got '{\"seq\": 2, \"par'"),
+        ("if bad: print('Epoch 1/10', flush=True)\nsay(answer, q['seq'])",
+         "broken", "JSON is required on each line, got 'Epoch 1/10"),
+        ("if bad: print('[1]', flush=True)\nsay(answer, q['seq'])",
+         "broken", "a JSON object is required"),
+        ("if bad: print('[' * 10**6, flush=True)\nsay(answer, q['seq'])",
+         "broken", "JSON is required on each line"),
+        ("if bad and q['op'] == 'step': print('{\"seq\": %d, \"param\": [NaN]}' % q['seq'], "
+         "flush=True)\nsay(answer, q['seq'])", "broken", "NaN is no JSON"),
+        ("if bad and q['op'] == 'step': answer['param'] = [1.0, 2.0]\nsay(answer, q['seq'])",
+         "broken", "param must list 1, got [1.0, 2.0]"),
+        ("if bad and q['op'] == 'step': answer['param'] = [[1.0]]\nsay(answer, q['seq'])",
+         "broken", "64 hexadecimal digits (4 float64) are required; got [1.0]"),
+        ("if bad and q['op'] == 'step': answer['param'][0] = answer['param'][0][:8]\n"
+         "say(answer, q['seq'])", "broken", "64 hexadecimal digits (4 float64) are required"),
+        ("if bad and q['op'] == 'step': del answer['param']\nsay(answer, q['seq'])",
+         "broken", "step 1: param is required"),
+        ("if bad and q['op'] == 'step': answer['loss'] = ['00']\nsay(answer, q['seq'])",
+         "broken", "what is shown must be among t, product, m, v, param; got 'loss'"),
+        ("if bad and q['op'] == 'step': answer['dtypes'] = 3\nsay(answer, q['seq'])",
+         "broken", "dtypes must be an object, got 3"),
+        ("if bad: sys.exit('out of memory')\nsay(answer, q['seq'])", "crashed",
+         "exited with 1\nout of memory"),
+        ("if bad: os.abort()\nsay(answer, q['seq'])", "crashed", "ended by signal 6"),
+        ("if bad: time.sleep(600)\nsay(answer, q['seq'])", "timed out", "no answer within 2 s"),
+        ("if bad: os.close(1); time.sleep(600)\nsay(answer, q['seq'])", "crashed",
+         "closed its output"),
+        ("if bad: answer = {'error': 'index out of range'}\nsay(answer, q['seq'])",
+         "crashed", "index out of range"),
+        ("if bad: answer = {'rejected': {'kind': 'whatever'}}\nsay(answer, q['seq'])",
+         "broken", "a kind of invalid-hyperparameter"),
+        ("if bad: answer = {'rejected': {'kind': 'invalid-hyperparameter', 'message': 'lr'}}\n"
+         "say(answer, q['seq'])", "rejected", "invalid-hyperparameter: lr"),
+        ("if bad: answer = {'skipped': 'no such, option'}\nsay(answer, q['seq'])",
+         "skipped", "no such, option"),
+        ("if bad:\n    while True: print('x' * 10**7, flush=True)\nsay(answer, q['seq'])",
+         "broken", "JSON is required on each line"),
+        ("if bad:\n    while True: print('x' * 10**7, end='', flush=True)\nsay(answer, q['seq'])",
+         "broken", "a whole line is required"),
+    ],
+    ids=["wrong-seq", "seq-as-text", "partial-line", "garbage", "no-object", "deep", "nan-token",
+         "too-many", "decimals", "too-few-digits", "no-param", "unknown-quantity", "bad-dtypes",
+         "exit", "signal", "hang", "closes-stdout", "error", "unknown-kind", "rejects", "skips",
+         "floods-lines", "floods-one-line"],
+)  # fmt: skip
+def test_what_is_broken_is_reported_as_what_it_is_and_the_rest_goes_on(
+    mine: Path, body: str, status: str, said: str
+) -> None:
+    if "signal" in said and os.name == "nt":
+        pytest.skip("Windows has no signals")
+    result = broken(mine, body, "--timeout", "2")
+    found = runs(result)
+    assert [run["status"] for run in found] == ["conforms", status, "conforms"]
+    assert said in found[1]["detail"]
+    assert len(found[1]["detail"]) < 10_000
+    assert result.exit_code == (OK if status in ("rejected", "skipped") else BROKE)
+
+
+def test_a_hundred_megabytes_on_stderr_are_neither_judged_nor_kept(mine: Path) -> None:
+    body = """
+        if q["op"] == "hello":
+            for _ in range(100):
+                sys.stderr.write("loss: nan\\n" * 10**5)
+        if bad:
+            sys.exit("the last words")
+        say(answer, q["seq"])
+    """
+    result = broken(mine, body)
+    assert [run["status"] for run in runs(result)] == ["conforms", "crashed", "conforms"]
+    detail = runs(result)[1]["detail"]
+    assert detail.splitlines()[0] == "exited with 1"
+    assert detail.splitlines()[-1] == "the last words"
+
+
+def test_what_a_program_started_ends_with_it(mine: Path) -> None:
+    body = """
+        if q["op"] == "hello":
+            import subprocess
+            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+            open("child", "w").write(str(child.pid))
+        say(answer, q["seq"])
+    """
+    if not Path("/proc/self/stat").exists():
+        pytest.skip("needs /proc to look for a process")
+    assert broken(mine, body).exit_code == OK
+    state = Path("/proc") / (mine / "child").read_text() / "stat"
+    assert not state.exists() or state.read_text().split()[2] == "Z"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("answer['takes'] = ['float32', 'everything']", "takes must list some of float16"),
+        ("answer['takes'] = 'float32'", "takes must list some of"),
+        ("answer['optimizer'] = 'rmsprop'", "optimizer must be 'nadam', as asked, got 'rmsprop'"),
+        ("answer['rop'] = 2", "rop 1, name and version are required"),
+        ("del answer['version']", "rop 1, name and version are required"),
+        ("answer = {'error': 'no such optimizer'}", "hello: no such optimizer"),
+        ("print('Loading…', flush=True)", "JSON is required on each line, got 'Loading…"),
+        ("sys.exit('no licence')", "exited with 1\nno licence"),
+    ],
+)
+def test_a_wrong_hello_ends_the_check_with_the_reason(mine: Path, change: str, said: str) -> None:
+    result = broken(mine, f"if q['op'] == 'hello': {change}\nsay(answer, q['seq'])")
+    assert result.exit_code == BROKE
+    assert "given up after 3 failures in a row" in result.stderr
+    assert said in result.stderr
+
+
+def test_a_program_that_claims_too_much_is_broken_where_it_cannot(mine: Path) -> None:
+    """It says that it takes several parameters, and answers for one."""
+    body = """
+        if q["op"] == "step":
+            answer = {q: x[:1] if isinstance(x, list) else x for q, x in answer.items()}
+        say(answer, q["seq"])
+    """
+    result = broken(mine, body, "--select", "*sharp-l2*")
+    assert statuses(result) == {"conforms": 4}
+    result = broken(mine, body, "--select", "*.groups-*")
+    assert statuses(result) == {"conforms": 2}  # a group is a case of its own
+    result = broken(mine, body, "--select", "*.none-pause*")
+    assert statuses(result) == {"broken": 2}
+    assert all("param must list 2, got" in run["detail"] for run in runs(result))
+    assert result.exit_code == BROKE
+
+
+# -- files ----------------------------------------------------------------------------------------
+
+
+def asked(*arguments: str) -> str:
+    result = refopt("gen", *arguments)
+    assert result.exit_code == OK, result.output
+    return str(result.stdout)
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What the template answers to the questions of RMSprop."""
+    takes = ",".join(["float32", "float64", "several", "missing", "lr", "rho", "epsilon"])
+    questions = asked("--optimizer", "rmsprop", "--takes", takes)
+    command = [sys.executable, str(EXAMPLES / "template.py")]
+    done = subprocess.run(command, input=questions, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def verified(lines: list[str], *arguments: str) -> Any:
+    return refopt("ver", "-", "--json", *arguments, stdin="".join(f"{line}\n" for line in lines))
+
+
+def test_answers_in_a_file_are_judged_like_a_dialogue(answers: list[str]) -> None:
+    result = verified(answers)
+    assert result.exit_code == OK, result.output
+    assert statuses(result) == {"conforms": 13}
+    command = f"cmd:{sys.executable} {EXAMPLES / 'template.py'}"
+    direct = runs(refopt("check", command, "--optimizer", "rmsprop", "--json"))
+    fields = ("case", "status", "checks", "worst_ulp")
+    assert [[run[k] for k in fields] for run in runs(result)] == [
+        [run[k] for k in fields] for run in direct if run["status"] != "skipped"
+    ]
+
+
+def test_questions_and_answers_are_valid_by_the_schema(answers: list[str]) -> None:
+    for optimizer in VECTORS:
+        lines = asked("--optimizer", optimizer, "--takes", ",".join(rop.words(optimizer)))
+        questions = [json.loads(line) for line in lines.splitlines()]
+        assert [q["seq"] for q in questions] == [*range(len(questions))]
+        assert {q["op"] for q in questions} == {"hello", "case", "step", "bye"}
+        assert all(valid(q, "question") for q in questions)
+        assert len({q["id"] for q in questions if q["op"] == "case"}) == VECTORS[optimizer]
+        assert "documented" not in lines  # what is expected is never sent
+    assert all(valid(json.loads(line), "answer") for line in answers)
+    wrong = [{}, {"seq": -1}, {"seq": 1, "param": ["xyz!"]}, {"seq": 1, "rejected": {"kind": "x"}}]
+    assert not any(valid(message, "answer") for message in wrong)
+    assert set(
+        SCHEMA["$defs"]["answer"]["oneOf"][4]["properties"]["rejected"]["properties"]["kind"][
+            "enum"
+        ]
+    ) == {*rop.KINDS}
+
+
+def test_no_key_occurs_twice_in_a_question_to_a_program_without_schedules() -> None:
+    for optimizer in VECTORS:
+        for line in asked("--optimizer", optimizer).splitlines():
+            keys = re.findall(r'"(\w+)": ', line)
+            assert len(keys) == len(set(keys)), line
+
+
+def test_a_selection_keeps_the_numbers_of_its_questions(answers: list[str]) -> None:
+    some = asked("--optimizer", "rmsprop", "--select", "*two-variables*").splitlines()
+    every = asked("--optimizer", "rmsprop").splitlines()
+    assert set(some) < set(every)
+    numbers = {json.loads(line)["seq"] for line in some}
+    result = verified([a for a in answers if json.loads(a)["seq"] in numbers])
+    assert statuses(result) == {"conforms": 2}
+
+
+def test_answers_that_end_early_are_broken_where_they_end(answers: list[str]) -> None:
+    result = verified(answers[:-1])
+    assert result.exit_code == OK  # but for bye nothing is missing that was asked
+    result = verified(answers[: len(answers) // 2])
+    assert result.exit_code == BROKE
+    found = [run["status"] for run in runs(result)]
+    assert (found.count("broken"), found[-1]) == (1, "broken")
+    assert "no answer has seq" in runs(result)[-1]["detail"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda line: line[: len(line) // 2], "JSON is required"),
+        (lambda line: "garbage", "line 4: JSON is required on each line, got 'garbage"),
+        (lambda line: json.dumps(json.loads(line) | {"seq": 10**9}), "no answer has seq 3"),
+        (lambda line: line.replace('"seq": ', '"seq": 0'), "JSON is required"),
+        (lambda line: "", "JSON is required"),
+    ],
+    ids=["partial", "garbage", "wrong-seq", "no-number", "empty"],
+)
+def test_a_line_of_a_file_that_is_broken_breaks_its_case_alone(
+    answers: list[str], change: Any, said: str
+) -> None:
+    result = verified([*answers[:3], change(answers[3]), *answers[4:]])
+    assert result.exit_code == BROKE
+    first, *others = runs(result)
+    assert (first["status"], {run["status"] for run in others}) == ("broken", {"conforms"})
+    assert said in first["detail"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ([], "an answer to hello (seq 0, optimizer one of nadam, rmsprop) is required"),
+        (["garbage"], "line 1: JSON is required on each line, got 'garbage"),
+        (['{"seq": 0, "optimizer": "nadam", "suite": "1"}'], "hello must repeat the suite"),
+    ],
+)
+def test_a_file_that_answers_nothing_is_wrong_usage(lines: list[str], said: str) -> None:
+    result = verified(lines)
+    assert result.exit_code == USAGE
+    assert said in result.stderr
+
+
+def test_gen_refuses_what_it_does_not_know() -> None:
+    result = refopt("gen", "--optimizer", "nadam", "--takes", "float32,everything")
+    assert result.exit_code == USAGE
+    assert "got everything" in " ".join(re.sub("[│\n]", " ", result.stderr).split())
+    assert refopt("gen", "--optimizer", "thor").exit_code == USAGE
+
+
+def test_nothing_answered_decides_nothing() -> None:
+    first = {"seq": 0, "rop": 1, "optimizer": "nadam", "suite": suite.version()}
+    first |= {"name": "none", "version": "1", "takes": []}
+    result = verified([json.dumps(first)])
+    assert result.exit_code == NOTHING
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(
+                ["seq", "param", "v", "dtypes", "skipped", "rejected", "kind", "error"]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_no_answers_whatever_they_are_break_the_oracle(data: st.DataObject) -> None:
+    """Any line in the place of any answer gives a status, or an error with a meaning."""
+    first = {"seq": 0, "rop": 1, "optimizer": "nadam", "suite": suite.version()}
+    first |= {"name": "fuzz", "version": "1", "takes": ["float32", "lr", "beta1", "beta2"]}
+    first |= {"takes": [*first["takes"], "epsilon", "momentum_decay", "weight_decay"]}
+    numbered = st.tuples(st.integers(1, 9), JSON).map(
+        lambda x: json.dumps(x[1] | {"seq": x[0]} if isinstance(x[1], dict) else x[1])
+    )
+    hello = data.draw(st.just(json.dumps(first)) | JSON.map(json.dumps))
+    lines = data.draw(st.lists(numbered | st.text(max_size=30), max_size=9))
+    with contextlib.suppress(CaseError):  # hello was no answer
+        tasks = list(rop.Answers([hello, *lines]).tasks("*sharp-l2-psi-1.f32", None))
+        assert len(tasks) == 1
+        ((item,),) = (task.items for task in tasks)
+        assert item.status in ("broken", "skipped", "crashed", "rejected")
+
+
+# -- the document ---------------------------------------------------------------------------------
+
+DIALOGUE = re.findall(r"^([<>]) (\{.*\})$", DOCUMENT, re.MULTILINE)
+
+
+def test_the_dialogue_of_the_document_is_valid_and_what_a_program_answers(
+    compiled: Path,
+) -> None:
+    kinds = {">": "question", "<": "answer"}
+    assert [mark for mark, _ in DIALOGUE] == [">", "<"] * 4
+    assert all(valid(json.loads(text), kinds[mark]) for mark, text in DIALOGUE)
+    questions = "".join(f"{text}\n" for mark, text in DIALOGUE if mark == ">")
+    done = subprocess.run(
+        [compiled / "nadam"], input=questions, capture_output=True, text=True, check=True
+    )
+    answers = [text for mark, text in DIALOGUE if mark == "<"]
+    assert done.stdout.splitlines()[1:] == answers[1:]
+
+
+def test_the_document_names_every_word_kind_and_status() -> None:
+    named = set(re.findall(r"`([\w-]+)`", DOCUMENT))
+    assert set(rop.KINDS) <= named
+    unsaid = {"base", "initial_scale", "weight_decay", "maximize", "decoupled_weight_decay"}
+    for optimizer in VECTORS:
+        others = {*rop.words(optimizer)} - named - unsaid
+        assert others <= {"nesterov", "bias_correction", "eps_in_sqrt", "lr_in_momentum"}
+    assert all(
+        valid(json.loads(text), "answer") for text in re.findall(r"`(\{.*?\})` \|", DOCUMENT)
+    )
+
+
+def test_links_of_the_document_lead_somewhere() -> None:
+    targets = re.findall(r"\]\(([^)#]+)\)", DOCUMENT)
+    assert len(targets) >= 8
+    for target in targets:
+        assert (ROOT / "docs" / target).exists(), target
+
+
+def test_a_line_without_end_costs_bounded_memory() -> None:
+    assert process.LONGEST <= 2**24
+    assert process.TAIL <= 2**16
