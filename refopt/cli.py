@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Annotated, Any, NoReturn
@@ -188,13 +188,13 @@ def check(
         str,
         typer.Option(
             metavar="PATH",
-            help="Run the framework in this interpreter.",
+            help="Run the framework, or the function of py:, in this interpreter.",
             show_default="the one that runs refopt",
         ),
     ] = sys.executable,
     timeout: Annotated[
         float,
-        typer.Option(metavar="SECONDS", help="Give a framework so long for one case."),
+        typer.Option(metavar="SECONDS", help="Give an implementation so long for an answer."),
     ] = 60.0,
 ) -> None:
     """Judge whether every value that an implementation gave can be explained by the rule."""
@@ -275,6 +275,8 @@ def ver(
             metavar="FILE",
             help="The answers of a program to what refopt gen wrote; - is the standard input.",
             show_default=False,
+            encoding="utf-8",
+            errors="replace",
         ),
     ],
     select: Select = "*",
@@ -285,10 +287,12 @@ def ver(
     """Judge the answers of a program to the questions of refopt gen."""
     with _exits():
         from refopt.oracle import rop
+        from refopt.oracle.process import LONGEST
 
         started = time.perf_counter()
         with _reading(True):
-            tasks = list(rop.Answers(answers).tasks(select, profile))
+            lines = iter(lambda: answers.readline(LONGEST), "")
+            tasks = list(rop.Answers(lines).tasks(select, profile))
         _known(profile, tasks)
         asked_for = {"implementation": answers.name, "select": select, "profile": profile}
         _judge(tasks, len(tasks), asked_for, started, as_json=as_json, junit=junit, jobs=1)
@@ -308,6 +312,8 @@ def _judge(
     from refopt.oracle import report, suite
 
     with ExitStack() as stack:
+        if isinstance(tasks, Generator):
+            stack.callback(tasks.close)  # whatever happens, what it started ends
         xml = None if junit is None else stack.enter_context(_writable(junit))
         tally, results = report.Tally(), []
         code, complete = report.BROKE, False
@@ -374,13 +380,16 @@ def _command(
         if not re.fullmatch(r"[\w.]+:\w+", named):
             msg = f"IMPLEMENTATION must be py:MODULE:FUNCTION, got {implementation!r}"
             raise typer.BadParameter(msg)
+        if shutil.which(python) is None:
+            msg = f"--python must be a Python interpreter, got {python!r}"
+            raise typer.BadParameter(msg)
         return of, rop.function(named, of, python)
     try:
         command = shlex.split(named)
     except ValueError as error:
         msg = f"IMPLEMENTATION must be cmd:PROGRAM ARGUMENT…, got {implementation!r}: {error}"
         raise typer.BadParameter(msg) from None
-    if not command or (shutil.which(command[0]) is None):
+    if not command or shutil.which(command[0]) is None:
         msg = f"IMPLEMENTATION must be cmd: and a program that can be started, got {named!r}"
         raise typer.BadParameter(msg)
     return of, command

@@ -460,11 +460,12 @@ def test_help_states_the_exit_codes(arguments: tuple[str, ...]) -> None:
     assert "0: no violation, failure or stale expectation, and at least one run conforms" in text
 
 
-@pytest.mark.parametrize("command", [(), ("check",), ("list",), ("show",)])
+@pytest.mark.parametrize("command", [(), ("check",), ("list",), ("show",), ("ver",)])
 def test_help_names_arguments_in_capitals_and_flags_without_type(command: tuple[str, ...]) -> None:
     text = refopt(*command, "--help").stdout
     assert "<bool>" not in text
     wanted = {(): "COMMAND", ("check",): "IMPLEMENTATION", ("list",): "GLOB", ("show",): "ID"}
+    wanted[("ver",)] = "FILE"
     usage = text.partition("Usage:")[2].splitlines()[0]
     assert re.search(rf"\b{wanted[command]}\b", usage)
 

@@ -5,9 +5,11 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from typer.testing import CliRunner
 from refopt import cli
 from refopt.errors import CaseError
 from refopt.oracle import golden, process, rop, suite
-from refopt.oracle.report import BROKE, NOTHING, OK, USAGE, VIOLATED
+from refopt.oracle.report import BROKE, INTERRUPTED, NOTHING, OK, USAGE, VIOLATED
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples" / "rop"
@@ -299,6 +301,7 @@ def test_a_function_that_fails_is_told_from_a_wrong_one_and_the_rest_goes_on(min
         (("cmd:", "--optimizer", "nadam"), "a program that can be started, got ''"),
         (("cmd:no-such-program x", "--optimizer", "nadam"), "got 'no-such-program x'"),
         (("cmd:'", "--optimizer", "nadam"), "No closing quotation"),
+        (("py:mine:nadam", "--optimizer", "nadam", "--python", "no-such"), "got 'no-such'"),
     ],
 )
 def test_wrong_usage_names_the_argument(mine: Path, arguments: tuple[str, ...], said: str) -> None:
@@ -520,6 +523,36 @@ def test_a_hundred_megabytes_on_stderr_are_neither_judged_nor_kept(mine: Path) -
     assert detail.splitlines()[-1] == "the last words"
 
 
+def test_a_program_that_cannot_start_is_named(mine: Path) -> None:
+    program = mine / "program"
+    program.write_bytes(b"\x00no program")
+    program.chmod(0o755)
+    result = refopt("check", f"cmd:{program}", "--optimizer", "nadam")
+    assert result.exit_code == BROKE
+    assert f"cannot start {program}: " in result.stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no signal that a terminal sends")
+def test_an_interrupt_ends_a_program_that_hangs(mine: Path) -> None:
+    (mine / "hangs.py").write_text(
+        "import os, time\nopen('pid', 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
+    )
+    command = ["check", f"cmd:{sys.executable} hangs.py", "--optimizer", "nadam"]
+    running = subprocess.Popen(
+        [sys.executable, "-m", "refopt.cli", *command],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    while not (mine / "pid").exists() or not (mine / "pid").read_text():
+        time.sleep(0.05)
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=60)
+    assert (running.returncode, said) == (INTERRUPTED, b"interrupted\n")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((mine / "pid").read_text()), 0)
+
+
 def test_what_a_program_started_ends_with_it(mine: Path) -> None:
     body = """
         if q["op"] == "hello":
@@ -685,6 +718,13 @@ def test_a_file_that_answers_nothing_is_wrong_usage(lines: list[str], said: str)
     result = verified(lines)
     assert result.exit_code == USAGE
     assert said in result.stderr
+
+
+def test_answers_that_are_no_text_are_wrong_usage(tmp_path: Path) -> None:
+    (tmp_path / "answers").write_bytes(bytes(range(256)) * 100)
+    result = refopt("ver", tmp_path / "answers")
+    assert result.exit_code == USAGE
+    assert "JSON is required on each line" in result.stderr
 
 
 def test_gen_refuses_what_it_does_not_know() -> None:

@@ -55,25 +55,28 @@ class Process:
 
     def __init__(self, command: Sequence[str]) -> None:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
-        self._popen = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={
-                **inherited,
-                **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
-                "PYTHONDONTWRITEBYTECODE": "1",
-                "PYTHONHASHSEED": "0",
-            },
-            start_new_session=True,  # what it starts ends with it
-        )
+        try:
+            self._popen = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={
+                    **inherited,
+                    **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
+                    "PYTHONDONTWRITEBYTECODE": "1",
+                    "PYTHONHASHSEED": "0",
+                },
+                start_new_session=True,  # what it starts ends with it
+            )
+        except OSError as error:
+            raise Failure(CRASHED, f"cannot start {command[0]}: {error.strerror}") from None
         assert self._popen.stdin is not None
         assert self._popen.stdout is not None
         assert self._popen.stderr is not None
         self._streams = (self._popen.stdin, self._popen.stdout, self._popen.stderr)
         self._said: deque[bytes] = deque()
-        self._lines: queue.Queue[bytes] = queue.Queue(16)
+        self._lines: queue.Queue[bytes] = queue.Queue(4)
         self._threads = [
             threading.Thread(target=self._read, args=(self._popen.stdout,), daemon=True),
             threading.Thread(target=self._keep, args=(self._popen.stderr,), daemon=True),
