@@ -291,3 +291,16 @@ def test_a_sum_of_two_is_as_narrow_as_one_addition():
         three = xp.scatter_add(x, (0, 0), xp.array([0.1, 0.2], "float32")).elements[0]
         assert three.holds(1.3)
         assert not three.holds(1.3 + 2.0**-20)
+
+
+@pytest.mark.parametrize("name", ["overflow.f32", "overflow.f64"])
+def test_the_root_of_a_quotient_and_the_quotient_of_roots_part_where_one_overflows(name):
+    recording = CASES[f"nadam.torch.{name}"]
+    for path in ("torch-2.13", "torch-2.13-foreach"):
+        found = {
+            profile: judge(
+                nadam, recording.case, recording.runs[path], nadam.PROFILES[profile], axes=False
+            ).status
+            for profile in ("torch-2.13", "torch-2.13-foreach")
+        }
+        assert {p for p, status in found.items() if status == VIOLATION} == {*found} - {path}

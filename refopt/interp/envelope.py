@@ -273,6 +273,12 @@ class Rounding:
             high = high if high > -_HUGE else -self.largest
         return Interval(low, high, nan, plus, minus)
 
+    def overflowed(self, x: Interval) -> Interval:
+        """`x`, already widened, without the finite part that no number of the format lies in."""
+        if x.low is None or not (x.low > self.largest or x.high < -self.largest):
+            return x
+        return Interval(None, None, *x[2:])
+
     def performed(self, x: Interval) -> Interval:
         """`x` rounded to nearest once, as stated: on both ends, since rounding keeps order."""
         if x.low is None:
@@ -554,7 +560,10 @@ class Intervals:
             (other.x, other.dtype) if isinstance(other, Real) else (point(float(other)), None)
         )
         exact = dtype is not None and FORMATS[dtype].precision <= self.rounding.format.precision
-        return [x if exact else self.rounding(x, 1)] * len(self.elements)
+        around = self.rounding  # 16-bit arrays are computed with in float32, and rounded after
+        if around.format.width < 32:
+            around = _rounding("float32", around.k, flush=around.flush)
+        return [x if exact else around(x, 1)] * len(self.elements)
 
     def __add__(self, other: Any) -> Intervals:
         return self._apply(added, self, other)
@@ -589,10 +598,23 @@ class Intervals:
         return self * other
 
     def __truediv__(self, other: Any) -> Intervals:
-        return self._apply(divided, self, other)
+        return self._quotient(self, other)
 
     def __rtruediv__(self, other: Any) -> Intervals:
-        return self._apply(divided, other, self)
+        return self._quotient(other, self)
+
+    def _quotient(self, a: Any, b: Any) -> Intervals:
+        """a / b. One that surely overflows is infinite: no later operation can absorb it.
+
+        A product can be part of a fused multiply-add, and 16-bit arrays are computed with in
+        float32, so that there a finite value stays possible.
+        """
+        result = self._apply(divided, a, b)
+        if result is not NotImplemented and self.rounding.format.width >= 32:
+            result.elements = [
+                self.rounding.overflowed(x) if x.plus or x.minus else x for x in result.elements
+            ]
+        return result
 
     def __neg__(self) -> Intervals:
         return Intervals([negated(x) for x in self.elements], self.rounding)
