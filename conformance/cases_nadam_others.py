@@ -133,6 +133,15 @@ def decay(**rest: Any) -> list[Case]:
     )
 
 
+def inexact_decay(**rest: Any) -> list[Case]:
+    return both(
+        "weight-decay-inexact",
+        "Weight decay 0.3, which float32 does not hold: the dtype in which it is kept shows.",
+        "decoupled scalar-dtype",
+        **{"lr": 0.5, "weight_decay": 0.3, "epsilon": 0.25, "steps": 3, "record": [1, 2, 3]} | rest,
+    )
+
+
 def none_pattern(**rest: Any) -> list[Case]:
     return both(
         "none-at-odd-steps",
@@ -182,6 +191,7 @@ def keras(family: str, profiles: list[str] | None = None) -> list[Case]:
         *two_variables(**of),
         *three_variables(**of),
         *decay(decoupled=1, sizes=(4, 2), **of),
+        *inexact_decay(decoupled=1, **of),
         *left_out,
         *changed_lr(**of),
     ]

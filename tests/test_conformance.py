@@ -9,7 +9,7 @@ from refopt.oracle.golden import Case, Run
 from refopt.oracle.report import paragraph
 from refopt.oracle.spec import RULES
 from refopt.oracle.suite import DEVIATES, REJECTED, Item, Result, Task
-from refopt.oracle.verdict import CONFORMS, INCONCLUSIVE
+from refopt.oracle.verdict import CONFORMS, INCONCLUSIVE, Judge
 
 # No element, or NaN in every one: the counters are right, and no alternative is excluded.
 UNDECIDED = {
@@ -98,3 +98,19 @@ def test_refopt_itself_is_among_what_is_judged() -> None:
         recorded = {item.profile for item in task.items if item.run is not None}
         assert own == recorded | {"documented"}
         assert all(isinstance(item, Item) for item in task.items)
+
+
+def test_in_which_dtype_keras_keeps_the_weight_decay_shows() -> None:
+    nadam = RULES["nadam"]
+    decided = {"keras-2.15": "float32-casts", "keras-2.15-graph": "float32-casts"}
+    for r in suite.recordings():
+        if r.case.id == "nadam.keras-2.15.weight-decay-inexact.f64":
+            for name, run in r.runs.items():
+                judge = Judge(nadam, r.case, run, nadam.PROFILES[name])
+                held = [
+                    storage
+                    for storage, choice in nadam.AXES["storage"].items()
+                    if judge.holds({"storage": choice})
+                ]
+                assert held == [decided.pop(name)]
+    assert not decided

@@ -109,13 +109,24 @@ def recordings(optimizer: str = "nadam", folder: Path | None = None) -> Iterator
         yield from load(path)
 
 
-def expected() -> dict[tuple[str, str], str]:
-    """Runs that no profile explains, as (case, run), each with the reason."""
+class Deviation(NamedTuple):
+    """Where a run first leaves its profile, and why."""
+
+    step: int
+    quantity: str
+    reason: str
+
+
+def expected() -> dict[tuple[str, str], Deviation]:
+    """Runs that no profile explains, as (case, run)."""
     document = tomllib.loads((root() / "expected.toml").read_text(encoding="utf-8"))
     if document.get("format") != "refopt-expected/1":
         msg = f"expected.toml: format must be 'refopt-expected/1', got {document.get('format')!r}"
         raise CaseError(msg)
-    return {(d["case"], d["run"]): d["reason"] for d in document["deviation"]}
+    return {
+        (d["case"], d["run"]): Deviation(d["step"], d["quantity"], d["reason"])
+        for d in document["deviation"]
+    }
 
 
 def load(path: Path) -> Iterator[Recording]:

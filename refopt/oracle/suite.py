@@ -280,11 +280,16 @@ def _verdict(case: Case, item: Item, result: Result) -> Result:
     verdict = judge.verdict(skip=set() if vector or item.every else known)
     result = result._replace(status=verdict.status, verdict=verdict)
     recorded = item.run is not None and item.profile == item.name
-    if recorded and (reason := _expected().get((case.id, item.name))):
-        if verdict.first is not None:
-            return result._replace(item=result.item._replace(detail=reason), status=DEVIATES)
-        stale = "is expected to deviate, and does not"
-        return result._replace(item=result.item._replace(stale=stale))
+    if recorded and (known_as := _expected().get((case.id, item.name))):
+        if verdict.first is not None and verdict.first[:2] == known_as[:2]:
+            return result._replace(
+                item=result.item._replace(detail=known_as.reason), status=DEVIATES
+            )
+        place = "{} at step {}".format(*known_as[1::-1])
+        stale = f"is expected to deviate, first in {place}, and does not"
+        result = result._replace(item=result.item._replace(stale=stale))
+        if verdict.first is None:
+            return result
     if (first := verdict.first) is not None:
         dtype = run.dtypes.get(first.quantity, case.dtypes)[first.parameter]
         named = _explained(judge, item) if item.together else judge.named()
