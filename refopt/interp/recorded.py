@@ -1,16 +1,20 @@
 """Expressions that remember how they were computed, so that they can be computed again.
 
-What a tape records is a list of calls in their order. Computing them again with other values in
-the place of the variables is how any library's derivative is taken of them.
+What a tape records is a list of calls in their order, and what the variables held at each.
+Computing them again with other values in the place of the variables is how any library's
+derivative is taken of them.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, TypeAlias
+
+from refopt.interp.host import copied, is_array
 
 Tape: TypeAlias = "list[Recorded]"
 Method: TypeAlias = Callable[..., Any]
@@ -118,20 +122,36 @@ class Recorded(Operators):
 
     def __init__(self, tape: Tape, function: Method, operands: Any, options: Any) -> None:
         self._tape, self._call = tape, (function, operands, options)
+        self._read: dict[int, Any] = {}  # values of variables, which may change before `again`
         with recording_on(None):
-            self._value = _called(*self._call, lambda x: x.operand)
+            self._value = _called(*self._call, self._now)
         tape.append(self)
+
+    def _now(self, x: Operators) -> Any:
+        if isinstance(x, Recorded):
+            return x.operand
+        return self._read.setdefault(id(x), copied(x.operand) if is_array(x.operand) else x.operand)
 
     @property
     def operand(self) -> Any:
         """The array."""
         return self._value
 
-    def again(self) -> Any:
-        """The value computed again, from what the variables hold now."""
+    def again(self, moved: Mapping[Any, Any]) -> Any:
+        """The value computed again, from what was read then.
+
+        Variables in `moved` have moved since by as much as they now differ from the array there.
+        """
         values: dict[int, Any] = {}
+
+        def value(read: Mapping[int, Any], x: Any) -> Any:
+            if id(x) not in read:
+                return values.get(id(x), x.operand)
+            then = read[id(x)]
+            return then + (x.operand - moved[x]) if x in moved else then
+
         for node in self._tape:
-            values[id(node)] = _called(*node._call, lambda x: values.get(id(x), x.operand))
+            values[id(node)] = _called(*node._call, partial(value, node._read))
             if node is self:
                 break
         return values[id(self)]

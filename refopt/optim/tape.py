@@ -9,6 +9,7 @@ from typing import Any
 from array_api_compat import is_torch_array
 
 from refopt.interp.gradients import METHODS, gradients
+from refopt.interp.host import copied
 from refopt.interp.recorded import Operators, Recorded, recording_on
 from refopt.optim.parameter import Parameter, array_of, is_parameter, kind
 
@@ -16,9 +17,10 @@ from refopt.optim.parameter import Parameter, array_of, is_parameter, kind
 class GradientTape:
     """Records operations on variables; gives gradients of what they led to.
 
-    Recorded are operators, methods of their results, and functions of NumPy and torch. Functions
-    of other libraries take `variable.data`, which the tape does not see: put them into a function,
-    which `gradient` takes as well.
+    Recorded are operators, methods of their results, and functions of NumPy and torch, with what
+    the variables held: gradients are taken there, whatever is assigned later. Functions of other
+    libraries take `variable.data`, which the tape does not see: put them into a function, which
+    `gradient` takes as well, where the variables are when it is called.
 
     Parameters
     ----------
@@ -74,16 +76,18 @@ class GradientTape:
         Raises
         ------
         ValueError
-            `loss` was not recorded by this tape; a loss that is no analytic function, or too many
-            elements, where a complex step is taken.
+            `loss` was not recorded by this tape; a loss that is no analytic function or not finite,
+            or too many elements, where a complex step is taken.
         TypeError
-            `sources` are no variables.
+            `sources` are no variables or of several libraries, `method` does not know theirs, or
+            the loss is neither array nor number.
 
         """
         single = is_parameter(sources)
         variables = [sources] if single else listed("sources", sources)
         if isinstance(loss, Recorded) and any(node is loss for node in self._nodes):
-            loss = loss.again
+            node, held = loss, {v: copied(v.data) for v in variables if isinstance(v, Parameter)}
+            loss = lambda: node.again(held)  # noqa: E731
         elif not callable(loss) or isinstance(loss, Operators):
             msg = f"loss: a value that this tape recorded is required, got {kind(loss)}"
             raise ValueError(msg)
@@ -130,18 +134,23 @@ def differentiated(
     loss: Callable[[], Any], variables: Sequence[Any], method: str | None
 ) -> list[Any]:
     """The gradient of a function with respect to each variable; None where it is not read."""
-    read: set[int] = set()
+    once = [*dict.fromkeys(variables)]
+    read: set[Any] = set()
 
     def value(arrays: Sequence[Any]) -> Any:
-        with holding(variables, arrays), recording_on(None):
-            for variable in variables:
+        with holding(once, arrays), recording_on(None):
+            for variable in once:
                 variable.was_read = False
             result = loss()
-            read.update(i for i, v in enumerate(variables) if v.was_read or is_torch_array(v))
-            return result.operand if isinstance(result, Operators) else result
+            result = result.operand if isinstance(result, Operators) else result
+            if not (hasattr(result, "dtype") or isinstance(result, int | float | complex)):
+                msg = f"loss: an array or a number is required, got {kind(result)}"
+                raise TypeError(msg)
+            read.update(v for v in once if v.was_read or is_torch_array(v))
+            return result
 
-    found = gradients(value, [array_of(variable) for variable in variables], method)
-    return [g if i in read else None for i, g in enumerate(found)]
+    found = dict(zip(once, gradients(value, [array_of(v) for v in once], method), strict=True))
+    return [found[variable] if variable in read else None for variable in variables]
 
 
 @contextmanager
