@@ -1,5 +1,7 @@
 """RMSprop on a mesh of devices, and under the compiler of a library."""
 
+import copy
+import pickle
 import warnings
 
 import backends
@@ -289,15 +291,54 @@ def test_a_step_compiled_by_torch_lies_in_the_envelope(monkeypatch):
     assert calls == [{"fullgraph": True}], "one program, and nothing left to Python"
 
 
-def test_without_a_compiler_the_step_is_the_same_to_the_bit():
-    results = []
-    for jit in (True, False):
-        v = Variable(START.copy())
-        opt = RMSprop(0.1, momentum=0.9, jit_compile=jit)
-        for _ in range(3):
-            opt.apply_gradients([(GRADIENT.copy(), v)])
-        results.append(v.numpy())
-    assert same_bits(*results)
+@pytest.mark.torch
+def test_every_pattern_of_absent_gradients_is_compiled_by_torch(monkeypatch):
+    import torch
+
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **more: compile_(f, backend="eager", **more))
+    variables = [Variable(torch.asarray(START[i])) for i in range(3)]
+    twins = [Variable(torch.asarray(START[i])) for i in range(3)]
+    opt, plain = RMSprop(0.1, jit_compile=True), RMSprop(0.1)
+    for o, vs in ((opt, variables), (plain, twins)):
+        o.build(vs)
+    # torch gives up on a piece of code after so many
+    with torch._dynamo.config.patch(recompile_limit=1), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for i in (0, 1, 2):
+            for o, vs in ((opt, variables), (plain, twins)):
+                g = [torch.asarray(GRADIENT[j]) if i == j else None for j in range(3)]
+                o.apply_gradients(zip(g, vs, strict=True))
+    assert all(same_bits(v.numpy(), w.numpy()) for v, w in zip(variables, twins, strict=True))
+
+
+@pytest.mark.parametrize("make", [row for row in backends.LIBRARIES if not row.marks])
+def test_without_a_compiler_the_step_is_the_same_to_the_bit(make):
+    library = make()
+    with library.session():
+        results = []
+        for jit in (True, False):
+            v = Variable(library.array(START))
+            opt = RMSprop(0.1, momentum=0.9, clipnorm=1.0, use_ema=True, jit_compile=jit)
+            for _ in range(3):
+                opt.apply_gradients([(library.array(GRADIENT), v)])
+            results.append(v.numpy())
+        assert same_bits(*results)
+
+
+@pytest.mark.jax
+def test_an_optimizer_that_compiled_its_step_is_pickled():
+    import jax.numpy as jnp
+
+    v = Variable(jnp.asarray(START))
+    opt = RMSprop(0.1, momentum=0.9, jit_compile=True)
+    opt.apply_gradients([(jnp.asarray(GRADIENT), v)])
+    runs = [(opt, v), pickle.loads(pickle.dumps((opt, v))), copy.deepcopy((opt, v))]
+    for o, x in runs:
+        o.apply_gradients([(jnp.asarray(GRADIENT), x)])
+    first, *others = (everything(o, x) for o, x in runs)
+    for other in others:
+        assert all(same_bits(x, y) for x, y in zip(first, other, strict=True))
 
 
 @pytest.mark.jax

@@ -5,6 +5,7 @@ import importlib
 import inspect
 import json
 import warnings
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -114,6 +115,7 @@ def test_deprecated_arguments_warn_and_change_nothing(key):
             "use_ema: False is required under profile 'keras-legacy-2.9'",
         ),
         ({"profile": "tf"}, ValueError, "profile: one of documented, .*got 'tf'"),
+        ({"profile": ["tf"]}, ValueError, "profile: one of documented, "),
         (
             {"gradients_clip_option": GradientsClipOption(1.0), "clipvalue": 1.0},
             ValueError,
@@ -217,6 +219,12 @@ def test_a_sparse_gradient_is_its_dense_sum():
         (([[1.0, 2.0]], [0, 1]), ValueError, r"values: gradient: shape \(2, 2\) .* got \(1, 2\)"),
         (([[1.0, 2.0]], [0], (5, 2)), ValueError, r"dense_shape: \(4, 2\) "),
         ((np.ones((1, 2)), [0]), TypeError, "dtype float32 is required, got float64"),
+        (
+            ([[1.0, 2.0]], [0], "ab"),
+            ValueError,
+            "dense_shape: integers >= 0 are required, got 'ab'",
+        ),
+        ((["a", "b"], [0]), TypeError, "values: numbers of float32 are required"),
     ],
 )
 def test_a_sparse_gradient_that_does_not_fit_is_refused(slices, error, message):
@@ -303,6 +311,11 @@ def unchanged(opt, *variables):
         (lambda v: (gradient([1.0]), v), ValueError, r"variable 1 \(b\): gradient: shape"),
         (lambda v: (gradient(dtype="f8"), v), TypeError, "dtype float32 is required, got float64"),
         (lambda v: ("g", v), TypeError, "gradient: numpy.ndarray is required, got str"),
+        (lambda v: (["a"], v), TypeError, r"variable 1 \(b\): gradient: numbers of float32"),
+        (lambda v: (1j, v), TypeError, "numbers of float32 are required, got complex128"),
+        (lambda v: ([None], v), TypeError, "gradient: numbers of float32 are required"),
+        (lambda v: (10**400, v), ValueError, r"variable 1 \(b\): gradient: finite numbers"),
+        (lambda v: ([[1.0], [1.0, 2.0]], v), ValueError, "gradient: .* in lists of one length"),
         (lambda v: (gradient(), variable(name="c")), KeyError, "a variable that build got"),
     ],
 )
@@ -368,6 +381,62 @@ def test_momentum_that_was_not_there_at_build_is_refused():
     assert int(opt.iterations) == 2
 
 
+def test_averages_that_were_not_there_at_build_are_refused():
+    for kind in (RMSprop, Momentum):
+        opt = kind(0.1)
+        (v,) = stepped(opt)
+        before = v.numpy()
+        opt.use_ema = True
+        for call in (lambda: stepped(opt, variables=[v]), opt.finalize_variable_values):  # noqa: B023
+            with pytest.raises(ValueError, match="use_ema: a value from before build is required"):
+                call()
+        assert same_bits(v.numpy(), before)
+        opt.use_ema = False
+        stepped(opt, variables=[v])
+
+
+def test_averages_that_are_switched_off_stay_as_they_are():
+    for kind in (RMSprop, Momentum):
+        opt = kind(0.1, use_ema=True, ema_overwrite_frequency=1)
+        (v,) = stepped(opt)
+        opt.use_ema, mean = False, opt._averages[v].numpy()
+        stepped(opt, variables=[v])
+        assert same_bits(opt._averages[v].numpy(), mean)
+        assert not same_bits(v.numpy(), mean)
+
+
+@library_rows
+def test_a_variable_that_changed_its_kind_after_build_is_named(make):
+    library = make()
+    with library.session():
+        v = Variable(library.array(START), name="w")
+        opt = RMSprop(0.1)
+        opt.build([v])
+        for data, error, message in [
+            (library.array(START, "float64"), TypeError, "dtype float32 is required, got float64"),
+            (library.array(START[0]), ValueError, r"shape \(2, 3\) is required, got \(3,\)"),
+        ]:
+            v.data = data
+            step = library.like(np.ones(data.shape), data)
+            for call in (
+                lambda: opt.apply_gradients([(step, v)]),  # noqa: B023
+                lambda: opt.update_step(step, v),  # noqa: B023
+            ):
+                with pytest.raises(error, match=rf"variable \(w\): {message}"):
+                    call()
+        assert int(opt.iterations) == 0
+
+
+def test_a_variable_of_another_library_after_build_is_named():
+    torch = pytest.importorskip("torch", reason="installed by the extra dev")
+    v = variable()
+    opt = RMSprop(0.1)
+    opt.build([v])
+    v.data = torch.ones(2, 3)
+    with pytest.raises(TypeError, match=r"numpy.ndarray is required, got torch.Tensor"):
+        opt.apply_gradients([(torch.ones(2, 3), v)])
+
+
 # -- what the optimizer keeps ---------------------------------------------------------------------
 @library_rows
 def test_slots_are_like_their_variable_and_start_at_zero(make):
@@ -409,6 +478,8 @@ def test_update_step_changes_one_variable_and_no_count():
         assert same_bits(x.numpy(), START.astype("f4"))
     with pytest.raises(ValueError, match="shape"):
         opt.update_step(gradient([1.0]), a)
+    with pytest.raises(TypeError, match=r"variable.*a refopt.Variable .* is required, got dict"):
+        opt.update_step(gradient(), {})
 
 
 def test_add_variable_has_the_stated_defaults():
@@ -427,6 +498,51 @@ def test_add_variable_has_the_stated_defaults():
         opt.add_variable((2,), initializer="he")
     with pytest.raises(ValueError, match=r"initializer: shape \(2,\) is required, got \(3,\)"):
         opt.add_variable((2,), initializer=lambda shape, dtype: np.zeros(3))
+
+    for wrong in (["zeros"], None):
+        with pytest.raises(ValueError, match="initializer: a callable or one of zeros, ones"):
+            opt.add_variable((2,), initializer=wrong)
+    for values in (None, "a", [1j]):
+        with pytest.raises(TypeError, match="initializer: numbers of float32 are required"):
+            opt.add_variable((), initializer=lambda shape, dtype: values)  # noqa: B023
+    with pytest.raises(ValueError, match=r"initializer: what int64 holds is required, got 1.5"):
+        opt.add_variable((), "int64", lambda shape, dtype: 1.5)
+    assert len(opt.variables) == 6
+
+
+def test_the_shape_of_a_variable_is_integers():
+    opt = RMSprop()
+    for shape in (np.int64(3), [3], np.array([3]), np.array(3), (np.int32(3),)):
+        assert opt.add_variable(shape).shape == (3,)
+    for shape in (2.5, (2.5,), True, (True,), -1, "ab"):
+        with pytest.raises(ValueError, match="shape: integers >= 0 are required, got"):
+            opt.add_variable(shape)
+
+
+@library_rows
+def test_the_dtype_of_a_variable_is_the_one_asked_for(make):
+    library = make()
+    with library.session():
+        opt = RMSprop()
+        opt.build([Variable(library.array(START))])
+        asked = [float, int, np.float64, *library.dtypes]
+        asked += [library.array(START, name).dtype for name in library.dtypes]
+        names = ["float64", "int64", "float64", *library.dtypes * 2]
+        for dtype, name in zip(asked, names, strict=True):
+            for made in (opt.add_variable(2, dtype), opt.add_variable(2, dtype, "ones")):
+                assert str(made.dtype).rpartition(".")[2] == name
+                assert library.place(made.data) == library.place(library.array(np.ones(2), name))
+        for wrong in ("nope", 3, "U3", object):
+            with pytest.raises(TypeError, match="dtype: a dtype of numbers is required, got"):
+                opt.add_variable(2, wrong)
+
+
+def test_a_dtype_that_the_library_lacks_is_refused():
+    strict = pytest.importorskip("array_api_strict", reason="installed by the extra dev")
+    opt = RMSprop()
+    opt.build([Variable(strict.asarray(START))])
+    with pytest.raises(TypeError, match=r"dtype: one of the library of array_api.* got 'float16'"):
+        opt.add_variable(2, "float16")
 
 
 @library_rows
@@ -478,6 +594,59 @@ def test_iterations_count_and_may_be_set_before_build():
         opt.iterations = 0
     opt.iterations.assign(3)
     assert int(opt.iterations) == 3
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_the_count_is_an_integer_of_64_bits(jit_compile):
+    opt = RMSprop(lambda step: 1 / (1 + step), jit_compile=jit_compile)
+    opt.iterations = 2**24
+    stepped(opt)
+    assert int(opt.iterations) == 2**24 + 1
+    assert float(opt.learning_rate) == 1 / (2**24 + 1)
+    opt.iterations.assign(2**53 + 1)
+    assert int(opt.iterations) == 2**53 + 1
+    for given in (2**53 + 1, np.uint64(2**53 + 1), Variable(3.0), 5.0, 2**63 - 1):
+        new = RMSprop()
+        new.iterations = given
+        assert int(new.iterations) == (given if isinstance(given, int) else int(given))
+    for given, error in [
+        (1.5, ValueError),
+        (2**63, ValueError),
+        (2**70, ValueError),
+        (float("nan"), ValueError),
+        ("5", TypeError),
+        (None, TypeError),
+        (1j, TypeError),
+    ]:
+        with pytest.raises(error, match=r"iterations: .* required, got"):
+            new.iterations = given
+        with pytest.raises(error, match=r"value: .* required, got"):
+            new.iterations.assign(given)
+    assert int(new.iterations) == 2**63 - 1, "as before"
+
+
+def test_a_step_that_cannot_be_counted_is_not_taken():
+    for kind in (RMSprop, Momentum):
+        v = variable()
+        opt = kind(0.1)
+        opt.iterations = 2**63 - 1
+        with pytest.raises(ValueError, match="what int64 holds is required"):
+            stepped(opt, variables=[v])
+        assert same_bits(v.numpy(), START.astype("f4"))
+        assert int(opt.iterations) == 2**63 - 1
+
+
+@library_rows
+def test_a_number_is_assigned_in_the_precision_of_the_variable(make):
+    library = make()
+    with library.session():
+        for dtype in ("float32", "float64"):
+            v = Variable(library.array(0.0, dtype))
+            for value in (0.1, np.float64(0.1), np.array(0.1)):
+                assert v.assign(value).numpy() == np.dtype(dtype).type(0.1)
+            assert v.assign_add(0.1).numpy() == np.dtype(dtype).type(0.1) * 2
+    opt = RMSprop()
+    assert float(opt.learning_rate.assign(0.1)) == 0.1
 
 
 # -- averages -------------------------------------------------------------------------------------
@@ -567,6 +736,9 @@ class Halving(refopt.schedules.LearningRateSchedule):
         {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 2, "jit_compile": True},
         {"gradients_clip_option": GradientsClipOption(global_clipnorm=np.float64(1.0))},
         {"profile": "tf-2.9-dtensor", "epsilon": 1e-3},
+        *({key: np.array(0.5)} for key in ("clipnorm", "clipvalue", "global_clipnorm")),
+        *({"clipnorm": x} for x in (Variable(0.5), Decimal("0.5"), np.longdouble(0.5), 1)),
+        {"use_ema": np.True_, "ema_momentum": np.array(0.5), "ema_overwrite_frequency": np.int8(2)},
     ],
 )
 def test_a_config_goes_through_json_and_makes_the_same_optimizer(arguments):
@@ -731,6 +903,21 @@ def test_a_variable_of_numbers_is_an_array_of_float32():
     assert Variable(np.float64(1)).dtype == "float64"
     assert Variable(Variable(3.0)).numpy() == 3.0
     assert type(Variable(1.0).numpy()) is np.float32
+    for dtype in (float, "f8", "<f8", np.float64, np.dtype("f8")):
+        assert Variable(1.0, dtype=dtype).dtype == "float64"
+        assert Variable(np.ones(2), dtype=dtype).dtype == "float64"
+    for wrong in ("nope", 3, "U3"):
+        with pytest.raises(TypeError, match="dtype: a dtype of numbers is required, got"):
+            Variable(1.0, dtype=wrong)
+    for values, error in [
+        (["a"], TypeError),
+        ([None], TypeError),
+        (1j, TypeError),
+        ([[1.0], [1.0, 2.0]], ValueError),
+        (10**400, ValueError),
+    ]:
+        with pytest.raises(error, match=r"data: .*numbers.* required, got"):
+            Variable(values)
     with pytest.raises(TypeError, match="data: dtype float64 is required, got float32"):
         Variable(START.astype("f4"), dtype="float64")
 
@@ -750,6 +937,27 @@ def test_a_variable_is_assigned_in_place_and_read_as_a_copy(make):
         assert library.place(v.data) == library.place(library.array(START))
         with pytest.raises(ValueError, match=r"value: shape \(2, 3\) is required, got \(3,\)"):
             v.assign(np.ones(3))
+
+
+@library_rows
+def test_numpy_makes_an_array_of_a_variable(make):
+    library = make()
+    with library.session():
+        for dtype in library.dtypes:
+            v = Variable(library.array(START, dtype))
+            assert same_bits(np.asarray(v), v.numpy())
+            assert np.array(v).shape == (2, 3)
+        assert np.asarray(Variable(library.array(START)), "float64").dtype == "float64"
+    assert np.asarray(RMSprop(0.1).learning_rate) == 0.1
+
+
+def test_complex_numbers_are_not_assigned_to_real_variables():
+    v = variable()
+    for value in (START * 1j, START.astype("U9"), START.astype(object)):
+        with pytest.raises(TypeError, match="value: numbers of float32 are required, got"):
+            v.assign(value)
+    assert same_bits(v.numpy(), START.astype("f4"))
+    assert same_bits(v.assign(START.astype(">f8") * 2).numpy(), START.astype("f4") * 2)
 
 
 def test_operators_act_on_the_array():
@@ -999,3 +1207,133 @@ def test_what_a_step_has_written_is_taken_back_when_it_fails(monkeypatch, kind):
     )
     assert good.data is held
     assert not wrote or not same_bits(wrote[0], before[0])
+
+
+class Unlucky(Momentum):
+    """Fails once, at a stated point of its first step."""
+
+    at = None
+
+    def build(self, var_list):
+        super().build(var_list)
+        self.fail("build")
+
+    def update_step(self, gradient, variable):
+        super().update_step(gradient, variable)
+        self.fail("update_step")
+
+    def fail(self, where):
+        if self.at == where:
+            type(self).at = None
+            raise KeyboardInterrupt
+
+
+def kept(opt):
+    return [(x.name, np.asarray(x).tolist()) for x in opt.variables]
+
+
+@pytest.mark.parametrize("at", ["build", "update_step"])
+def test_a_first_step_that_fails_builds_nothing(monkeypatch, at):
+    a, b = variable(name="a"), variable(name="b")
+    opt = Unlucky(0.1, 0.9, use_ema=True)
+    new = kept(opt)
+    monkeypatch.setattr(Unlucky, "at", at)
+    with pytest.raises(KeyboardInterrupt):
+        stepped(opt, variables=[a, b]) if at == "update_step" else opt.build([a, b])
+    unchanged(opt, a, b)
+    assert kept(opt) == new
+    opt.iterations = 5
+    assert int(opt.iterations) == 5
+    stepped(opt, 2, [a])
+    assert same_bits(a.numpy(), stepped(Momentum(0.1, 0.9), 2)[0].numpy())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"use_ema": True, "ema_overwrite_frequency": "x"}, "ema_overwrite_frequency: "),
+        ({"use_ema": True, "ema_momentum": 2.0}, "ema_momentum: "),
+        ({"clipnorm": "x"}, "clipnorm: a number is required"),
+        ({"rho": "x"}, "rho: a number is required"),
+    ],
+)
+def test_a_first_step_that_is_refused_builds_nothing(change, message):
+    v = variable()
+    opt = RMSprop(0.1)
+    for key, x in change.items():
+        setattr(opt, key, x)
+    with pytest.raises((TypeError, ValueError), match=message):
+        stepped(opt, variables=[v])
+    unchanged(opt, v)
+    opt.use_ema, opt.clipnorm, opt.rho = False, None, 0.9
+    opt.iterations = 5
+    stepped(opt, variables=[variable()])
+    assert int(opt.iterations) == 6
+
+
+def test_a_build_that_runs_out_of_memory_builds_nothing():
+    v = variable()
+    opt = RMSprop(0.1, momentum=0.9, use_ema=True)
+    huge = Variable(np.broadcast_to(np.float32(1), (10**15,)))
+    rows = IndexedSlices([1.0], [0])
+    for call in (opt.build, lambda vs: opt.apply_gradients([(gradient(), v), (rows, huge)])):
+        with pytest.raises(MemoryError):
+            call([v, huge])
+        assert len(opt.variables) == 2
+    stepped(opt, variables=[v])
+    assert same_bits(v.numpy(), stepped(RMSprop(0.1, momentum=0.9))[0].numpy())
+
+
+@pytest.mark.parametrize("kind", [RMSprop, Momentum])
+def test_a_step_that_is_interrupted_as_it_is_counted_is_taken_back(monkeypatch, kind):
+    v = variable()
+    opt = kind(0.1, momentum=0.5, use_ema=True)
+    stepped(opt, variables=[v])
+    before, x = kept(opt), v.numpy()
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(optim_parameter.Counter, "assign_add", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        stepped(opt, variables=[v])
+    assert kept(opt) == before
+    assert same_bits(v.numpy(), x)
+
+
+@pytest.mark.parametrize(
+    "saved",
+    [None, 3, {}, [], {"variables": 3}, {"variables": [1]}, {"variables": [["iteration", 1.0]]}],
+)
+def test_what_is_no_state_dict_is_refused(saved):
+    with pytest.raises(TypeError, match=r"state_dict: a dict with a list of .name, array. is req"):
+        RMSprop().load_state_dict(saved)
+
+
+@pytest.mark.parametrize(
+    ("i", "value", "error", "message"),
+    [
+        (0, np.array(3.7), ValueError, "iteration: what int64 holds is required, got 3.7"),
+        (2, START * 1j, TypeError, "velocity/w: numbers of float32 are required, got complex128"),
+        (2, START.astype(object), TypeError, "velocity/w: numbers of float32 .* got object"),
+    ],
+)
+def test_a_state_that_would_be_another_one_is_not_loaded(i, value, error, message):
+    opt = RMSprop(0.1)
+    stepped(opt)
+    saved, before = opt.state_dict(), kept(opt)
+    saved["variables"][1][1] = np.array(0.5)
+    saved["variables"][i][1] = value
+    with pytest.raises(error, match=f"state_dict: .*{message}"):
+        opt.load_state_dict(saved)
+    assert kept(opt) == before
+
+
+@pytest.mark.torch
+def test_tensors_without_memory_step():
+    import torch
+
+    x = torch.ones(2, device="meta")
+    opt = RMSprop(0.1)
+    opt.apply_gradients([(torch.ones(2, device="meta"), x)])
+    assert (x.device.type, int(opt.iterations)) == ("meta", 1)

@@ -68,6 +68,18 @@ def test_a_schedule_that_divides_by_nothing_is_nan_and_not_an_error():
     assert schedules.ExponentialDecay(1.0, 1, 10.0)(400) == math.inf
 
 
+@pytest.mark.parametrize("schedule", ALL, ids=ids)
+def test_no_step_has_no_rate(schedule):
+    assert math.isnan(schedule(float("nan")))
+    with pytest.raises(TypeError, match="step: a number is required, got '5'"):
+        schedule("5")
+
+
+def test_boundaries_and_values_may_come_one_by_one():
+    schedule = schedules.PiecewiseConstantDecay(iter([2, 4]), iter([0.5, 0.25, 0.125]))
+    assert [schedule(t) for t in (2, 3, 5)] == [0.5, 0.25, 0.125]
+
+
 def test_every_schedule_of_the_rule_has_its_name_and_its_arguments():
     for name, function in SCHEDULES.items():
         ours = inspect.signature(getattr(schedules, name)).parameters

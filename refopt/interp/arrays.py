@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -537,28 +538,32 @@ def _stored(way: Passage, x: Any, param: Any) -> Any:
     return array_namespace(x).astype(x, param.dtype)
 
 
-def compiled(function: Callable[..., Any], like: Any) -> Callable[..., Any]:
-    """`function` of arrays under the compiler of their library; itself where there is none.
+def compiles(like: Any) -> bool:
+    """Whether the library of an array has a compiler: `jax.jit`, `torch.compile`."""
+    return is_jax_array(like) or is_torch_array(like)
 
-    JAX has `jax.jit`, torch `torch.compile`.
-    """
+
+def compiled(function: Any, like: Any) -> Callable[..., Any]:
+    """`function` of arrays under the compiler of their library."""
     if is_jax_array(like):
         import jax
 
         return jax.jit(function)
-    if is_torch_array(like):
-        import torch
+    import torch
 
-        whole = torch.compile(function, fullgraph=True)
+    # torch compiles one piece of code a few times only, whatever it is closed over
+    own = FunctionType(
+        function.__code__.replace(), function.__globals__, closure=function.__closure__
+    )
+    whole = torch.compile(own, fullgraph=True)
 
-        def quiet(*args: Any) -> Any:
-            with warnings.catch_warnings():
-                # array-api-compat caches what it knows of types; torch says that it does not
-                warnings.filterwarnings("ignore", "Dynamo detected a call to a `functools.lru")
-                return whole(*args)
+    def quiet(*args: Any) -> Any:
+        with warnings.catch_warnings():
+            # array-api-compat caches what it knows of types; torch says that it does not
+            warnings.filterwarnings("ignore", "Dynamo detected a call to a `functools.lru")
+            return whole(*args)
 
-        return quiet
-    return function
+    return quiet
 
 
 def scalar_of(x: Number, like: Any) -> Any:

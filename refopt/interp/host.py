@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,9 @@ from array_api_compat import (
 from refopt.interp.arrays import Device, dtype_name, is_traced, namespace_of, write
 from refopt.interp.formats import COMPLEX, FORMATS
 from refopt.interp.rounded import carried
+
+NUMBERS = ("bool", "int", "uint", "float", "bfloat", "complex")
+"""The names of dtypes without their widths."""
 
 
 def is_array(x: Any) -> bool:
@@ -48,6 +52,12 @@ def holds(wide: Any, narrow: Any) -> bool:
     return f.precision <= g.precision and f.emax <= g.emax and f.spacing >= g.spacing
 
 
+def converts(x: str, dtype: str) -> bool:
+    """Whether numbers of the dtype `x` become some of `dtype`: no text, no complex ones real."""
+    part, whole = (name.rstrip("0123456789") for name in (x, dtype))
+    return part in NUMBERS and whole in NUMBERS and (part != "complex" or whole == part)
+
+
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """NumPy's dtype of a name; that of bfloat16 comes from ml_dtypes."""
     if name != "bfloat16":
@@ -58,6 +68,28 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
         message = "bfloat16 on NumPy needs ml_dtypes: install refopt[half]"
         raise ImportError(message) from error
     return np.dtype(ml_dtypes.bfloat16)
+
+
+def dtype_named(dtype: Any) -> str:
+    """The name of a dtype of numbers: of any library, of Python, or as a string; else TypeError."""
+    written = str(dtype).rpartition(".")[2]  # of torch and array-api-strict
+    if written == "bfloat16":
+        return written
+    for given in (dtype, written):
+        with suppress(TypeError, ValueError):
+            name = str(np.dtype(given).name)
+            if converts(name, name):
+                return name
+    msg = f"dtype: a dtype of numbers is required, got {dtype!r}"
+    raise TypeError(msg)
+
+
+def dtype_beside(name: str, like: Any) -> Any:
+    """The dtype of a name in the library of `like`; None where it has none."""
+    xp = array_namespace(like)
+    if is_torch_array(like) or is_jax_array(like) or is_array_api_strict_namespace(xp):
+        return getattr(xp, name, None)
+    return numpy_dtype(name)
 
 
 def copied(x: Any) -> Any:
@@ -170,7 +202,7 @@ def overlapping(arrays: Sequence[Any]) -> tuple[int, int] | None:
 
 def _memory(x: Any) -> Any:
     """A NumPy array of the same addresses, not to be read; None where nothing can be written."""
-    if 0 in x.shape or not is_writeable_array(x):
+    if 0 in x.shape or not is_writeable_array(x) or getattr(x, "is_meta", False):
         return None
     if is_numpy_array(x):
         return x
@@ -179,6 +211,8 @@ def _memory(x: Any) -> Any:
     if is_cupy_array(x):
         interface = x.__cuda_array_interface__
     elif is_torch_array(x):
+        if x.device.type == "meta":
+            return None
         n = x.element_size()
         interface = {
             "version": 3,
@@ -190,16 +224,6 @@ def _memory(x: Any) -> Any:
     else:
         return None
     return np.asarray(SimpleNamespace(__array_interface__=interface))
-
-
-def made(value: Any, dtype: str | None = None) -> Any:
-    """Numbers or nested lists of them as a NumPy array.
-
-    Without `dtype` a NumPy scalar keeps its own, and all else becomes float32.
-    """
-    if dtype is None and isinstance(value, np.generic):
-        return np.asarray(value)
-    return np.asarray(value, dtype=numpy_dtype(dtype or "float32"))
 
 
 def same_library(x: Any, like: Any) -> bool:

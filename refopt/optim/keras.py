@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import wraps
 from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
@@ -18,12 +20,13 @@ from refopt.interp.arrays import (
 )
 from refopt.interp.host import (
     copied,
+    dtype_beside,
+    dtype_named,
     is_array,
     is_floating,
     is_mesh,
-    made,
+    numpy_dtype,
     on_mesh,
-    placed,
     replicated,
     same_library,
     to_numpy,
@@ -38,6 +41,7 @@ from refopt.optim.parameter import (
     assign,
     check_apart,
     check_gradient,
+    converted,
     is_numbers,
     is_parameter,
     keep,
@@ -90,6 +94,31 @@ INITIALIZERS: Mapping[str, float] = {"zeros": 0.0, "ones": 1.0}
 DEPRECATED = ("lr", "decay", "gradient_transformers", "gradient_aggregator")
 
 
+@contextmanager
+def _undone(optimizer: Any) -> Iterator[None]:
+    """Within, what fails leaves the optimizer the attributes that it had, and what they list."""
+    before = {
+        key: copy.copy(x) if isinstance(x, dict | list) else x for key, x in vars(optimizer).items()
+    }
+    try:
+        yield
+    except BaseException:
+        vars(optimizer).clear()
+        vars(optimizer).update(before)
+        raise
+
+
+def _whole(build: Callable[..., None]) -> Callable[..., None]:
+    """`build`, all of it or nothing."""
+
+    @wraps(build)
+    def whole(self: Any, var_list: Any) -> None:
+        with _undone(self):
+            build(self, var_list)
+
+    return whole
+
+
 class Optimizer:
     """Base of optimizers with the surface of Keras's: subclass it with your own step.
 
@@ -135,6 +164,11 @@ class Optimizer:
     """
 
     half: str = "stored"  # 16-bit: see `refopt.typing.Profile`
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "build" in vars(cls):
+            cls.build = _whole(cls.build)  # type: ignore[method-assign]
 
     def __init__(
         self,
@@ -237,7 +271,7 @@ class Optimizer:
         if self._var_list:
             msg = "iterations: setting is required before build; use iterations.assign afterwards"
             raise RuntimeError(msg)
-        self._iterations.assign(np.asarray(int(number("iterations", value))))
+        self._iterations.assign(converted("iterations", value, self._iterations.data))
 
     @property
     def variables(self) -> list[Any]:
@@ -269,14 +303,21 @@ class Optimizer:
         Raises
         ------
         ValueError
-            An initializer of another name or of another shape.
+            An initializer of another name or of another shape; a shape that is none.
+        TypeError
+            A dtype that is none, or none of the library's; an initializer that gives no numbers.
 
         """
-        wanted = _shape(shape)
-        kept = "float32" if dtype is None else _dtype(dtype)
+        wanted = _shape("shape", shape)
+        kept = "float32" if dtype is None else dtype_named(dtype)
+        like = array_of(self._var_list[0]) if self._var_list else np.zeros((), "float32")
+        own = dtype_beside(kept, like)
+        if own is None:
+            msg = f"dtype: one of the library of {kind(like)} is required, got {dtype!r}"
+            raise TypeError(msg)
         if callable(initializer):
             value = initializer(wanted, kept)
-        elif initializer in INITIALIZERS:
+        elif isinstance(initializer, str) and initializer in INITIALIZERS:
             value = np.full(wanted, INITIALIZERS[initializer])
         else:
             msg = (
@@ -284,15 +325,13 @@ class Optimizer:
                 f"got {initializer!r}"
             )
             raise ValueError(msg)
-        value = made(value, kept) if not is_array(value) else value
-        if tuple(value.shape) != wanted:
-            msg = f"initializer: shape {wanted} is required, got {tuple(value.shape)}"
-            raise ValueError(msg)
         if self.mesh is not None:
-            return self._kept(replicated(to_numpy(value), self.mesh), name)
-        like = array_of(self._var_list[0]) if self._var_list else made(0.0, kept)
-        data = placed(value, like, getattr(namespace_of(like).xp, kept, like.dtype))
-        return self._kept(data, name)
+            like, own = np.zeros(()), numpy_dtype(kept)
+        data = converted("initializer", value, like, own)
+        if tuple(data.shape) != wanted:
+            msg = f"initializer: shape {wanted} is required, got {tuple(data.shape)}"
+            raise ValueError(msg)
+        return self._kept(data if self.mesh is None else replicated(data, self.mesh), name)
 
     def add_variable_from_reference(
         self, model_variable: Any, variable_name: str, initial_value: Any = None
@@ -319,11 +358,9 @@ class Optimizer:
             data = copied(namespace_of(like).zeros_like(like))
             kept = Slot(data, f"{variable_name}/{_name(model_variable)}")
             if initial_value is not None:
-                value = initial_value
-                value = array_of(value) if is_parameter(value) else value
-                value = value if is_array(value) else made(value, "float64")
+                value = converted("initial_value", initial_value, like)
                 if tuple(value.shape) == ():
-                    value = np.full(kept.shape, float(value))
+                    value = namespace_of(like).xp.broadcast_to(value, kept.shape)
                 kept.assign(value)
         kept.data = laid_out_like(kept.data, like)
         self._own.append(kept)
@@ -334,10 +371,12 @@ class Optimizer:
         return self._own[-1]
 
     # -- steps ------------------------------------------------------------------------------------
+    @_whole
     def build(self, var_list: Any) -> None:
         """Learn which variables there are; a second call is ignored.
 
-        A subclass calls `super().build(var_list)` and makes its own variables.
+        A subclass calls `super().build(var_list)` and makes its own variables. Where it fails,
+        nothing is built.
 
         Raises
         ------
@@ -383,7 +422,8 @@ class Optimizer:
     def apply_gradients(self, grads_and_vars: Any) -> None:
         """Take one step.
 
-        Every pair is checked before anything changes. A variable whose gradient is None is left
+        Every pair is checked before anything changes, and where the step fails everything is as it
+        was: where it was the first, nothing is built. A variable whose gradient is None is left
         alone, with a warning; its average still takes it in.
 
         Parameters
@@ -405,15 +445,15 @@ class Optimizer:
         """
         pairs = self._checked(grads_and_vars)
         learning_rate = None if self._schedule is None else self._scheduled()
-        if not self._var_list:
-            self.build([variable for _, variable in pairs])
-        with ExitStack() as undo:
+        with _undone(self), ExitStack() as undo:
+            if not self._var_list:
+                self.build([variable for _, variable in pairs])
             for counter in (self._iterations, self._learning_rate):
                 if counter is not None:
                     keep(counter, undo)
             if learning_rate is not None:
                 self._learning_rate.assign(np.asarray(learning_rate))
-            self._step([pair for pair in pairs if pair[0] is not None])
+            self._step([pair for pair in pairs if pair[0] is not None], undo)
             undo.pop_all()
 
     def _checked(self, grads_and_vars: Any) -> Pairs:
@@ -464,7 +504,7 @@ class Optimizer:
             )
             raise KeyError(msg)
 
-    def _step(self, pairs: Pairs) -> None:
+    def _step(self, pairs: Pairs, undo: ExitStack) -> None:
         """One step with gradients that fit: clip, `update_step`, count, average."""
         hyper = self._limits()
         grads, variables = [g for g, _ in pairs], [v for _, v in pairs]
@@ -472,20 +512,18 @@ class Optimizer:
         clipped = applied(
             lambda given, xp: rule.first_given(given, hyper, xp), self.half, arrays, grads
         )
-        with ExitStack() as undo:
-            for kept in [*self._var_list, *self._own]:
-                keep(kept, undo)
-            for given, variable in zip(clipped, variables, strict=True):
-                if isinstance(given, rule.Rows):
-                    given = IndexedSlices(given.values, given.indices, array_of(variable).shape)
-                self.update_step(given, variable)
-            self._iterations.assign_add(1)
-            self._average(hyper, undo)
-            undo.pop_all()
+        for kept in [*self._var_list, *self._own]:
+            keep(kept, undo)
+        for given, variable in zip(clipped, variables, strict=True):
+            if isinstance(given, rule.Rows):
+                given = IndexedSlices(given.values, given.indices, array_of(variable).shape)
+            self.update_step(given, variable)
+        self._iterations.assign_add(1)
+        self._average(hyper, undo)
 
     def _average(self, hyper: rule.Hyper, undo: ExitStack) -> None:
         """The averages after a step, and the variables where they are overwritten."""
-        if not self._averages:
+        if not self._averaging():
             return
         momentum = rule.from_start(0, hyper)
         arrays = [array_of(v) for v in self._averages]
@@ -504,14 +542,23 @@ class Optimizer:
 
     def _limits(self) -> rule.Hyper:
         """The hyperparameters that every optimizer has."""
-        frequency = self.ema_overwrite_frequency
+        average = EMAOption(self._averaging(), self.ema_momentum, self.ema_overwrite_frequency)
+        if average.use_ema:
+            _check_average(average)
         return rule.Hyper(
             clipnorm=_limit("clipnorm", self.clipnorm),
             clipvalue=_limit("clipvalue", self.clipvalue),
             global_clipnorm=_limit("global_clipnorm", self.global_clipnorm),
             ema_momentum=number("ema_momentum", self.ema_momentum),
-            ema_overwrite_frequency=frequency,
+            ema_overwrite_frequency=average.ema_overwrite_frequency,
         )
+
+    def _averaging(self) -> bool:
+        """Whether averages are kept; raises where `build` made none."""
+        if self.use_ema and self._var_list and not self._averages:
+            msg = f"use_ema: a value from before build is required, got {self.use_ema!r}"
+            raise ValueError(msg)
+        return bool(self.use_ema)
 
     def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> Pairs:
         """The gradients of a loss as a list of (gradient or None, variable).
@@ -557,9 +604,11 @@ class Optimizer:
         ------
         KeyError
             A variable that `build` did not get.
+        ValueError
+            `use_ema` was set after `build`.
 
         """
-        if not self.use_ema:
+        if not self._averaging():
             return
         variables = self._var_list if var_list is None else tapes.listed("var_list", var_list)
         for i, variable in enumerate(variables):
@@ -586,17 +635,16 @@ class Optimizer:
             The learning rate is a function, and no `LearningRateSchedule` with a config.
 
         """
-        config: dict[str, Any] = {
+        frequency = self.ema_overwrite_frequency
+        limits = ("clipnorm", "clipvalue", "global_clipnorm")
+        return {
             "name": self.name,
-            "jit_compile": self.jit_compile,
-            "clipnorm": self.clipnorm,
-            "clipvalue": self.clipvalue,
-            "global_clipnorm": self.global_clipnorm,
-            "use_ema": self.use_ema,
-            "ema_momentum": self.ema_momentum,
-            "ema_overwrite_frequency": self.ema_overwrite_frequency,
+            "jit_compile": bool(self.jit_compile),
+            **{key: _limit(key, getattr(self, key)) for key in limits},
+            "use_ema": bool(self.use_ema),
+            "ema_momentum": number("ema_momentum", self.ema_momentum),
+            "ema_overwrite_frequency": None if frequency is None else int(frequency),
         }
-        return {key: _json(x) for key, x in config.items()}
 
     def _serialize_hyperparameter(self, value: Any) -> Any:
         """A hyperparameter as JSON knows it; a schedule as its class and arguments."""
@@ -630,19 +678,27 @@ class Optimizer:
         Raises
         ------
         ValueError
-            Other variables, by name or shape. Nothing is loaded then.
+            Other variables, by name or shape, or a count that is no integer.
+        TypeError
+            Not what `state_dict` returned. Nothing is loaded then.
 
         """
-        own, saved = self.variables, state_dict["variables"]
+        saved = state_dict.get("variables") if isinstance(state_dict, Mapping) else None
+        if not isinstance(saved, list | tuple) or not all(
+            isinstance(x, list | tuple) and len(x) == 2 and is_array(x[1]) for x in saved
+        ):
+            msg = f"state_dict: a dict with a list of [name, array] is required, got {state_dict!r}"
+            raise TypeError(msg)
+        own = self.variables
         expected = [(v.name, v.shape) for v in own]
         given = [(name, tuple(x.shape)) for name, x in saved]
         if expected != given:
             msg = f"state_dict: variables {expected} are required (build first), got {given}"
             raise ValueError(msg)
         with ExitStack() as undo:
-            for variable, (_, value) in zip(own, saved, strict=True):
+            for variable, (name, value) in zip(own, saved, strict=True):
                 keep(variable, undo)
-                variable.assign(value)
+                variable.assign(converted(f"state_dict: {name}", value, variable.data))
             undo.pop_all()
 
 
@@ -680,29 +736,19 @@ def _limit(name: str, value: Any) -> float | None:
     return None if value is None else number(name, value)
 
 
-def _json(x: Any) -> Any:
-    """A number of NumPy as one of Python."""
-    return x.item() if isinstance(x, np.generic) else x
-
-
 def _name(variable: Any) -> str:
     return getattr(variable, "name", None) or "Variable"
 
 
-def _shape(shape: Any) -> tuple[int, ...]:
-    if shape is None:
-        return ()
-    if is_array(shape):
-        shape = Counter(shape, "shape").numpy()
-    return (int(shape),) if isinstance(shape, int) else tuple(int(n) for n in shape)
-
-
-def _dtype(dtype: Any) -> str:
-    """The name of a dtype of any library."""
-    if isinstance(dtype, str):
-        return dtype
-    name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
-    return str(name).rpartition(".")[2]
+def _shape(where: str, shape: Any) -> tuple[int, ...]:
+    """A shape of one or more integers; None is ()."""
+    given = to_numpy(shape).tolist() if is_array(shape) else () if shape is None else shape
+    sizes = tuple(given) if isinstance(given, Iterable) else (given,)
+    whole = all(isinstance(n, int | np.integer) and not isinstance(n, bool) for n in sizes)
+    if not whole or any(n < 0 for n in sizes):
+        msg = f"{where}: integers >= 0 are required, got {shape!r}"
+        raise ValueError(msg)
+    return tuple(int(n) for n in sizes)
 
 
 def _gradient(where: str, array: Any, gradient: Any) -> Any:
@@ -714,7 +760,7 @@ def _gradient(where: str, array: Any, gradient: Any) -> Any:
     if isinstance(gradient, Parameter):
         gradient = gradient.data
     if is_numbers(gradient):
-        gradient = placed(made(gradient, "float64"), array, array.dtype)
+        gradient = converted(f"{where}: gradient", gradient, array)
     check_gradient(where, array, gradient)
     return gradient
 
@@ -723,7 +769,7 @@ def _rows(where: str, array: Any, gradient: IndexedSlices) -> rule.Rows:
     """A sparse gradient as the rule takes it."""
     shape, values, indices = tuple(array.shape), gradient.values, gradient.indices
     if is_numbers(values):
-        values = placed(made(values, "float64"), array, array.dtype)
+        values = converted(f"{where}: values", values, array)
     if is_array(indices):
         indices = Counter(indices, "indices").numpy().tolist()
     try:
@@ -732,7 +778,7 @@ def _rows(where: str, array: Any, gradient: IndexedSlices) -> rule.Rows:
         msg = f"{where}: indices: a sequence of integers is required, got {gradient.indices!r}"
         raise TypeError(msg) from error
     dense = gradient.dense_shape
-    if not shape or (dense is not None and _shape(dense) != shape):
+    if not shape or (dense is not None and _shape(f"{where}: dense_shape", dense) != shape):
         msg = f"{where}: dense_shape: {shape} with a first axis is required, got {dense!r}"
         raise ValueError(msg)
     wrong = [row for row in rows if not 0 <= row < shape[0]]

@@ -12,11 +12,13 @@ from array_api_compat import device, is_torch_array, is_writeable_array, size
 from refopt.interp.arrays import dtype_name, laid_out_like, namespace_of, write
 from refopt.interp.formats import FORMATS
 from refopt.interp.host import (
+    converts,
     copied,
+    dtype_named,
     is_array,
     is_floating,
-    made,
     near,
+    numpy_dtype,
     overlapping,
     placed,
     same_library,
@@ -42,7 +44,8 @@ class Parameter(Operators):
     name : str, optional
         For error messages, and for the names of what an optimizer keeps (default: None).
     dtype : str, optional
-        Of an array made of numbers (default: float32); arrays keep theirs.
+        Of an array made of numbers, or a dtype of an array library (default: float32, and that of
+        a scalar of NumPy); arrays keep theirs.
 
     Attributes
     ----------
@@ -56,15 +59,19 @@ class Parameter(Operators):
     Raises
     ------
     TypeError
-        `data` is no array, or not floating-point.
+        `data` is no array, or not floating-point; `dtype` is none, or not that of an array.
+    ValueError
+        Lists of several lengths.
 
     """
 
-    def __init__(self, data: Any, *, name: str | None = None, dtype: str | None = None) -> None:
+    def __init__(self, data: Any, *, name: str | None = None, dtype: Any = None) -> None:
         if isinstance(data, Parameter):
             data = copied(data.data)
+        wanted = None if dtype is None else dtype_named(dtype)
         if is_numbers(data):
-            data = made(data, dtype)
+            own = dtype_name(data) if isinstance(data, np.generic) else "float32"
+            data = converted("data", data, np.empty((), numpy_dtype(wanted or own)))
         if not is_array(data):
             msg = f"data: an array or numbers are required, got {kind(data)}"
             raise TypeError(msg)
@@ -73,11 +80,11 @@ class Parameter(Operators):
                 f"data: a real or complex floating-point array is required, got {dtype_name(data)}"
             )
             raise TypeError(msg)
-        if dtype is not None and dtype_name(data) != dtype:
-            msg = f"data: dtype {dtype} is required, got {dtype_name(data)}"
+        if wanted not in (None, dtype_name(data)):
+            msg = f"data: dtype {wanted} is required, got {dtype_name(data)}"
             raise TypeError(msg)
         self.data = data
-        self.grad: Any = None
+        self.grad = None
         self.name = name
 
     @property
@@ -88,7 +95,16 @@ class Parameter(Operators):
 
     @data.setter
     def data(self, value: Any) -> None:
-        self._data = value
+        self._data = _array(value)
+
+    @property
+    def grad(self) -> Any:
+        """The gradient, or None."""
+        return self._grad
+
+    @grad.setter
+    def grad(self, value: Any) -> None:
+        self._grad = _array(value)
 
     @property
     def operand(self) -> Any:
@@ -115,18 +131,20 @@ class Parameter(Operators):
         Raises
         ------
         ValueError
-            Another shape.
+            Another shape, or what a variable of integers does not hold.
+        TypeError
+            No numbers, or complex ones for a real variable.
 
         """
-        if isinstance(value, Operators):
-            value = value.operand
-        if not is_array(value):
-            value = made(value)
+        value = converted("value", value, self._data)
         if tuple(value.shape) != self.shape:
             msg = f"value: shape {self.shape} is required, got {tuple(value.shape)}"
             raise ValueError(msg)
-        self._data = write(self._data, placed(value, self._data, self.dtype))
+        self._data = write(self._data, value)
         return self
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return np.asarray(to_numpy(self.data), dtype=dtype, copy=copy)
 
     def __repr__(self) -> str:
         name = "" if self.name is None else f", name={self.name!r}"
@@ -151,9 +169,49 @@ class Counter(Slot):
         return self.numpy().item()
 
 
+def _array(x: Any) -> Any:
+    """`x`, but as an array where NumPy has made a scalar of one of shape ()."""
+    return np.asarray(x) if isinstance(x, np.generic) else x
+
+
 def is_numbers(x: Any) -> bool:
     """Whether `x` is a number of Python or NumPy, or a list of them."""
     return isinstance(x, int | float | complex | list | tuple | np.number)
+
+
+def converted(where: str, value: Any, like: Any, dtype: Any = None) -> Any:
+    """A copy of numbers, a parameter or an array, beside the array `like`.
+
+    Its dtype is `dtype` (default: that of `like`). Raises, with `where` in front, unless numbers
+    convert to it; integers convert exactly.
+    """
+    value = value.operand if isinstance(value, Operators) else value
+    value = value if is_array(value) else _numbers(where, value)
+    dtype = like.dtype if dtype is None else dtype
+    name = dtype_named(dtype)
+    given = getattr(value.dtype, "name", dtype_name(value))  # of either byte order
+    if not converts(given, name):
+        msg = f"{where}: numbers of {name} are required, got {given}"
+        raise TypeError(msg)
+    if given != name and numpy_dtype(name).kind in "biu":
+        host = to_numpy(value)
+        with np.errstate(invalid="ignore"):
+            exact = (host.astype(name) == host).all()
+        if not exact:
+            msg = f"{where}: what {name} holds is required, got {host}"
+            raise ValueError(msg)
+    return placed(value, like, dtype)
+
+
+def _numbers(where: str, value: Any) -> Any:
+    try:
+        found = np.asarray(value)
+        if found.dtype == object and all(hasattr(x, "__float__") for x in found.flat):
+            found = found.astype(float)
+    except (ValueError, OverflowError) as error:
+        msg = f"{where}: finite numbers, in lists of one length, are required, got {value!r}"
+        raise ValueError(msg) from error
+    return found
 
 
 def is_parameter(x: Any) -> bool:
@@ -241,9 +299,6 @@ def check_gradient(where: str, array: Any, grad: Any, shape: tuple[int, ...] | N
     if layout != "torch.strided":
         msg = f"{where}: a dense gradient is required, got layout {layout}"
         raise RuntimeError(msg)
-    if not is_array(grad) or not same_library(grad, array):
-        msg = f"{where}: gradient: {kind(array)} is required, got {kind(grad)}"
-        raise TypeError(msg)
     _check_like(f"{where}: gradient", array, grad, shape)
 
 
@@ -270,9 +325,6 @@ def check_state(
             msg = f"{where}: state {key!r}: a floating-point number is required, got {name}"
             raise TypeError(msg)
     for key in like:
-        if not same_library(state[key], array):
-            msg = f"{where}: state {key!r}: {kind(array)} is required, got {kind(state[key])}"
-            raise TypeError(msg)
         _check_like(f"{where}: state {key!r}", array, state[key])
         _check_memory(f"{where}: state {key!r}", state[key])
 
@@ -286,6 +338,9 @@ def _check_memory(what: str, array: Any) -> None:
 
 
 def _check_like(what: str, array: Any, x: Any, shape: tuple[int, ...] | None = None) -> None:
+    if not is_array(x) or not same_library(x, array):
+        msg = f"{what}: {kind(array)} is required, got {kind(x)}"
+        raise TypeError(msg)
     shape = tuple(array.shape) if shape is None else shape
     if tuple(x.shape) != shape:
         msg = f"{what}: shape {shape} is required, got {tuple(x.shape)}"

@@ -6,11 +6,21 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from refopt.interp.arrays import Floats, compiled, init, passage, recording, run, scalar_of
+from refopt.interp.arrays import (
+    Floats,
+    compiled,
+    compiles,
+    init,
+    passage,
+    recording,
+    run,
+    scalar_of,
+)
+from refopt.optim import tape as tapes
 from refopt.optim.groups import number, require
 from refopt.optim.keras import EMAOption, GradientsClipOption, Optimizer, Pairs, _gradient, put
 from refopt.optim.keras import _name as name_of
-from refopt.optim.parameter import Parameter, array_of
+from refopt.optim.parameter import Parameter, _check_like, array_of
 from refopt.optim.schedules import rate
 from refopt.rules import average as ema
 from refopt.rules import rmsprop as rule
@@ -90,7 +100,7 @@ global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency, **kwargs
         profile: str = "documented",
         **kwargs: Any,
     ) -> None:
-        if profile not in rule.PROFILES:
+        if not isinstance(profile, str) or profile not in rule.PROFILES:
             msg = f"profile: one of {', '.join(rule.PROFILES)} is required, got {profile!r}"
             raise ValueError(msg)
         self.profile = profile
@@ -162,9 +172,10 @@ global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency, **kwargs
         KeyError
             A variable that `build` did not get.
         TypeError, ValueError
-            A gradient that does not fit.
+            No variable, or a gradient that does not fit.
 
         """
+        (variable,) = tapes.listed("variable", [variable])
         where = f"variable ({name_of(variable)})"
         if variable not in self._slots:
             msg = f"{where}: a variable that build got is required"
@@ -174,11 +185,14 @@ global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency, **kwargs
         hyper = self._hyper()
         profile = self._rule(hyper)
         choices = profile.choices._replace(clip=rule.unclipped, average=rule.no_average)
-        self._run([variable], [gradient], hyper, profile._replace(choices=choices), None)
+        with ExitStack() as undo:
+            profile = profile._replace(choices=choices)
+            self._run([variable], [gradient], hyper, profile, None, undo)
+            undo.pop_all()
 
-    def _step(self, pairs: Pairs) -> None:
+    def _step(self, pairs: Pairs, undo: ExitStack) -> None:
         if type(self).update_step is not RMSprop.update_step:  # a subclass steps in its own way
-            super()._step(pairs)
+            super()._step(pairs, undo)
             return
         given = {variable: gradient for gradient, variable in pairs}
         place = {variable: i for i, variable in enumerate(self._var_list)}
@@ -190,6 +204,7 @@ global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency, **kwargs
             hyper,
             self._rule(hyper),
             [*order, *place.values()],
+            undo,
         )
         self._iterations.assign_add(1)
 
@@ -200,6 +215,7 @@ global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency, **kwargs
         hyper: rule.Hyper,
         profile: Profile,
         order: list[int] | None,
+        undo: ExitStack,
     ) -> None:
         """The rule's step of these variables: computed as a whole, then written."""
         states = [self._state(variable) for variable in variables]
@@ -207,18 +223,13 @@ global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency, **kwargs
         arrays = [array_of(variable) for variable in variables]
         with recording(False, *arrays):
             stepped = self._results(arrays, grads, states, clock, hyper, profile, order)
-        with ExitStack() as undo:
-            for variable, (param, state) in zip(variables, stepped, strict=True):
-                if param is not None:
-                    put(variable, param, undo)
-                slots = {**self._slots[variable]}
-                if variable in self._averages:
-                    slots["average"] = self._averages[variable]
-                for field, slot in slots.items():
-                    value = getattr(state, field)
-                    if value is not slot.data:
-                        put(slot, value, undo)
-            undo.pop_all()
+        for variable, (param, state) in zip(variables, stepped, strict=True):
+            if param is not None:
+                put(variable, param, undo)
+            for field, slot in self._kept_for(variable).items():
+                value = getattr(state, field)
+                if value is not slot.data:
+                    put(slot, value, undo)
 
     def _results(
         self,
@@ -243,7 +254,7 @@ global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency, **kwargs
             return list(zip(params, after, strict=True))
 
         sparse = any(isinstance(grad, rule.Rows) for grad in grads)
-        if not self.jit_compile or sparse:
+        if not self.jit_compile or sparse or not compiles(arrays[0]):
             return step(arrays, grads, states, hyper)
         enter = [passage(array, profile.half).enter for array in arrays]
         entered = [way(array) for way, array in zip(enter, arrays, strict=True)]
@@ -277,12 +288,18 @@ global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency, **kwargs
         return results
 
     def _state(self, variable: Any) -> rule.State:
-        slots = self._slots[variable]
+        kept = self._kept_for(variable)
+        for slot in kept.values():
+            _check_like(f"variable ({name_of(variable)})", slot.data, array_of(variable))
         fields: dict[str, Any] = {
-            field: slots[field].data if field in slots else None for field in SLOTS
+            field: kept[field].data if field in kept else None for field in rule.State._fields
         }
-        average = self._averages.get(variable)
-        return rule.State(**fields, average=None if average is None else average.data)
+        return rule.State(**fields)
+
+    def _kept_for(self, variable: Any) -> dict[str, Parameter]:
+        """What is kept for a variable, by the fields of the rule's state."""
+        average = {"average": self._averages[variable]} if variable in self._averages else {}
+        return {**self._slots[variable], **average}
 
     def _hyper(self) -> rule.Hyper:
         return self._limits()._replace(
@@ -307,6 +324,9 @@ global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency, **kwargs
                 msg = f"{name}: a value from before build is required, got {getattr(self, name)!r}"
                 raise ValueError(msg)
         return profile._replace(choices=choices)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_compiled": {}}  # a compiled step is made again
 
     def get_config(self) -> dict[str, Any]:
         """The arguments that make the optimizer again; see `refopt.Optimizer.get_config`."""

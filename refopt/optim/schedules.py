@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
+
+import numpy as np
 
 from refopt.interp.arrays import Exact
 from refopt.optim.groups import number
@@ -50,9 +52,9 @@ class _Named(LearningRateSchedule):
         self._config = {key: _plain(key, x) for key, x in config.items()}
 
     def __call__(self, step: Any) -> float:
-        """The learning rate of a step, in double precision."""
-        num = Exact()
-        return float(self.value(float(step), num, num))
+        """The learning rate of a step, in double precision; NaN has none."""
+        num, s = Exact(), number("step", step)
+        return s if np.isnan(s) else float(self.value(s, num, num))
 
     def value(self, step: Number, real: Callable[[Number], Number], num: Numbers) -> Number:
         """The same, in the numbers that `real` makes."""
@@ -70,7 +72,8 @@ def _plain(name: str, x: Any) -> Any:
     """An argument as JSON knows it: numbers of NumPy and variables become Python's."""
     if isinstance(x, list):
         return [_plain(f"{name}[{i}]", y) for i, y in enumerate(x)]
-    return x if name == "name" or isinstance(x, bool | int) else number(name, x)
+    value = x if name == "name" else number(name, x)
+    return x if isinstance(x, bool | int) else value
 
 
 class ExponentialDecay(_Named):
@@ -97,15 +100,16 @@ class PiecewiseConstantDecay(_Named):
     """values[k] from past boundaries[k - 1] up to boundaries[k] (RMS-9.2)."""
 
     def __init__(
-        self, boundaries: Sequence[float], values: Sequence[float], name: str | None = None
+        self, boundaries: Iterable[float], values: Iterable[float], name: str | None = None
     ) -> None:
+        boundaries, values = list(boundaries), list(values)
         if len(values) != len([*boundaries, None]):
             msg = (
                 "values: one more than boundaries is required, "
                 f"got {len(values)} beside {len(boundaries)}"
             )
             raise ValueError(msg)
-        super().__init__(boundaries=list(boundaries), values=list(values), name=name)
+        super().__init__(boundaries=boundaries, values=values, name=name)
 
 
 class PolynomialDecay(_Named):
