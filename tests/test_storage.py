@@ -220,7 +220,71 @@ def test_a_file_that_is_not_there_is_an_os_error(tmp_path):
         refopt.load(tmp_path / "a")
 
 
-def test_a_value_that_cannot_be_stored_is_named_and_nothing_written(tmp_path):
-    with pytest.raises(TypeError, match=r"state_dict: .* got <object"):
-        refopt.save({"x": object()}, tmp_path / "a")
+@pytest.mark.parametrize(
+    "value",
+    [
+        object(),
+        np.longdouble(0.1),
+        np.array([1.0], np.longdouble),
+        np.array(["text"]),
+        np.array([object()]),
+        np.array([(1, 2.0)], "i4,f8"),
+        np.array(["2020-01-01"], "M8[D]"),
+        np.datetime64("2020-01-01"),
+        np.ma.masked_array([1.0], [True]),
+        b"bytes",
+        1j,
+        {1, 2},
+        {(1, (np.float64, 2)): 0},
+    ],
+)
+def test_a_value_that_cannot_be_stored_is_named_and_nothing_written(tmp_path, value):
+    with pytest.raises(TypeError, match=r"state_dict: arrays of numbers, .* are required, got "):
+        refopt.save({"x": [value]}, tmp_path / "a")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.torch
+def test_an_array_as_a_key_could_not_be_loaded_and_is_refused(tmp_path):
+    import torch
+
+    for key in (torch.ones(2), (1, torch.ones(2))):
+        with pytest.raises(TypeError, match="got an array of float32 as key"):
+            refopt.save({"x": {key: 1}}, tmp_path / "a")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("tree", [None, 3, [1], (), np.ones(2), "text"])
+def test_what_is_no_dict_is_refused_and_nothing_written(tmp_path, tree):
+    with pytest.raises(TypeError, match="state_dict: a dict is required, got"):
+        refopt.save(tree, tmp_path / "a")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i4", "c8", "c16"])
+@pytest.mark.parametrize("order", "<>")
+def test_either_order_of_bytes_comes_back_with_its_values(tmp_path, dtype, order):
+    x = np.arange(6.0).reshape(2, 3).astype(order + dtype)
+    got = roundtrip(tmp_path, {"x": x, "lr": np.array(0.1, x.dtype)})
+    assert np.array_equal(got["x"], x)
+    assert got["lr"] == np.array(0.1, x.dtype)
+
+
+@pytest.mark.parametrize("dtype", sorted(storage.DTYPES))
+def test_every_dtype_that_is_accepted_comes_back(tmp_path, dtype):
+    x = np.array([0, 1, 1], numpy_dtype(dtype))
+    got = roundtrip(tmp_path, {"x": x})["x"]
+    assert (got.dtype, got.tobytes()) == (x.dtype, x.tobytes())
+
+
+def test_a_symlink_stays_one_and_a_file_keeps_its_mode(tmp_path):
+    (tmp_path / "sub").mkdir()
+    real, link = tmp_path / "sub" / "state", tmp_path / "link"
+    refopt.save({"x": 1}, real)
+    real.chmod(0o600)
+    link.symlink_to(real)
+    refopt.save({"x": 2}, link)
+    assert link.is_symlink()
+    assert refopt.load(real) == {"x": 2}
+    assert real.stat().st_mode & 0o777 == 0o600
+    assert len(os.listdir(tmp_path / "sub")) == 1  # noqa: PTH208

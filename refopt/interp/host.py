@@ -30,8 +30,8 @@ NUMBERS = ("bool", "int", "uint", "float", "bfloat", "complex")
 
 
 def is_array(x: Any) -> bool:
-    """Whether `x` is an array: NumPy's scalars, matrices and masked arrays are none."""
-    return is_array_api_obj(x) and not isinstance(x, np.generic | np.ma.MaskedArray)
+    """Whether `x` is an array: NumPy's scalars, matrices, masked arrays and classes are none."""
+    return is_array_api_obj(x) and not isinstance(x, np.generic | np.ma.MaskedArray | type)
 
 
 def is_floating(x: Any) -> bool:

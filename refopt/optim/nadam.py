@@ -145,7 +145,7 @@ class NAdam(Optimizer):
             require(f"betas[{i}]", _item("betas", betas, i), below=1.0)
         require("weight_decay", weight_decay)
         require("momentum_decay", momentum_decay)
-        if profile not in rule.PROFILES:
+        if not isinstance(profile, str) or profile not in rule.PROFILES:
             msg = f"profile: one of {', '.join(rule.PROFILES)} is required, got {profile!r}"
             raise ValueError(msg)
         self.profile = profile

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import uuid
 import zlib
 from pathlib import Path
@@ -16,10 +17,14 @@ from typing import Any
 import numpy as np
 
 from refopt.interp.host import is_array, numpy_dtype, to_numpy
+from refopt.optim.parameter import kind
 
 FORMAT = "refopt-state/1"
 # Dtypes that safetensors lacks or cannot read back, and what holds their bits.
 BITS = {"bfloat16": "uint16", "complex64": "float32", "complex128": "float64"}
+DTYPES = {"bool", "float16", "float32", "float64", *BITS} | {
+    f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
+}
 
 
 def save(state_dict: dict[str, Any], path: str | os.PathLike[str]) -> None:
@@ -27,24 +32,31 @@ def save(state_dict: dict[str, Any], path: str | os.PathLike[str]) -> None:
 
     Arrays of any library are stored bit for bit, 16-bit and complex ones too, but not the library
     itself: `load` returns NumPy arrays, and `load_state_dict` moves them beside its parameters.
+    A symlink stays one, and a file keeps its mode.
 
     Raises
     ------
     TypeError
-        A value that is no array, number, string, bool, None, dict, list or tuple.
+        Not a dict; a value in it that is no array of numbers, number, string, bool, None, dict,
+        list or tuple; an array in a key.
     OSError
         `path` cannot be written.
 
     """
     from safetensors.numpy import save as serialize
 
+    if not isinstance(state_dict, dict):
+        msg = f"state_dict: a dict is required, got {kind(state_dict)}"
+        raise TypeError(msg)
     arrays: dict[str, Any] = {}
     tree = json.dumps(_packed(state_dict, arrays))
     content = serialize(arrays, {"format": FORMAT, "tree": tree, "crc32": _crc(tree, arrays)})
-    path = Path(path)
+    path = Path(path).resolve()
     aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
     try:
         with aside.open("xb") as file:
+            if path.exists():
+                shutil.copymode(path, aside)
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -102,22 +114,27 @@ def _equal(what: str, got: Any, wanted: Any) -> None:
         raise ValueError(msg)
 
 
-def _packed(value: Any, arrays: dict[str, Any]) -> Any:
-    """`value` as JSON: every array, dict and tuple becomes an object with one key."""
-    if isinstance(value, np.generic):
+def _packed(value: Any, arrays: dict[str, Any] | None) -> Any:
+    """`value` as JSON: every array, dict and tuple becomes an object with one key.
+
+    The arrays go to `arrays`; where that is None there may be none.
+    """
+    if isinstance(value, np.generic) and not isinstance(value.item(), np.generic):
         return _packed(value.item(), arrays)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, dict):
-        return {"dict": [[_packed(k, arrays), _packed(v, arrays)] for k, v in value.items()]}
+        return {"dict": [[_packed(k, None), _packed(v, arrays)] for k, v in value.items()]}
     if isinstance(value, tuple):
         return {"tuple": [_packed(item, arrays) for item in value]}
     if isinstance(value, list):
         return [_packed(item, arrays) for item in value]
-    if not is_array(value):
-        msg = f"state_dict: arrays, numbers, text and containers are required, got {value!r}"
+    x = to_numpy(value) if is_array(value) else None
+    if x is None or arrays is None or x.dtype.name not in DTYPES:
+        got = repr(value) if x is None else f"an array of {x.dtype}{' as key' * (arrays is None)}"
+        msg = f"state_dict: arrays of numbers, numbers, text and containers are required, got {got}"
         raise TypeError(msg)
-    x = np.array(to_numpy(value), order="C", copy=True)
+    x = np.array(x, dtype=x.dtype.newbyteorder("="), order="C", copy=True)
     name = str(len(arrays))
     dtype = x.dtype.name
     arrays[name] = x.reshape(-1).view(BITS[dtype]) if dtype in BITS else x
