@@ -113,6 +113,21 @@ def _writable(path: Path) -> Iterator[IO[bytes]]:
         yield file
 
 
+@contextmanager
+def _text(path: Path) -> Iterator[IO[str]]:
+    """The text of a file, or of the standard input; what is no text is replaced."""
+    if path == Path("-"):
+        yield sys.stdin
+        return
+    try:
+        file = path.open(encoding="utf-8", errors="replace")
+    except OSError as error:
+        msg = f"FILE must be a file that can be read, got {path}: {error.strerror}"
+        raise typer.BadParameter(msg) from None
+    with file:
+        yield file
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         from refopt.oracle import report, suite
@@ -270,13 +285,11 @@ def gen(
 @app.command(cls=_Command, epilog=EXIT_CODES)
 def ver(
     answers: Annotated[
-        typer.FileText,
+        Path,
         typer.Argument(
             metavar="FILE",
             help="The answers of a program to what refopt gen wrote; - is the standard input.",
             show_default=False,
-            encoding="utf-8",
-            errors="replace",
         ),
     ],
     select: Select = "*",
@@ -290,11 +303,11 @@ def ver(
         from refopt.oracle.process import LONGEST
 
         started = time.perf_counter()
-        with _reading(True):
-            lines = iter(lambda: answers.readline(LONGEST), "")
+        with _reading(True), _text(answers) as file:
+            lines = iter(lambda: file.readline(LONGEST), "")
             tasks = list(rop.Answers(lines).tasks(select, profile))
         _known(profile, tasks)
-        asked_for = {"implementation": answers.name, "select": select, "profile": profile}
+        asked_for = {"implementation": str(answers), "select": select, "profile": profile}
         _judge(tasks, len(tasks), asked_for, started, as_json=as_json, junit=junit, jobs=1)
 
 

@@ -725,6 +725,9 @@ def test_answers_that_are_no_text_are_wrong_usage(tmp_path: Path) -> None:
     result = refopt("ver", tmp_path / "answers")
     assert result.exit_code == USAGE
     assert "JSON is required on each line" in result.stderr
+    result = refopt("ver", tmp_path / "none")
+    assert result.exit_code == USAGE
+    assert "FILE must be a file that can be read" in result.stderr
 
 
 def test_gen_refuses_what_it_does_not_know() -> None:
