@@ -9,8 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace, is_dask_array, is_torch_array
 
+from refopt.interp.arrays import dtype_name
+from refopt.interp.formats import FORMATS
 from refopt.interp.host import placed, to_numpy
 from refopt.interp.rounded import lift, plain
 
@@ -24,11 +26,71 @@ def finite(arrays: Sequence[Any]) -> list[bool]:
     return [bool(flag) for flag in to_numpy(flags)]
 
 
-def finite_blocks(x: Any) -> list[bool]:
-    """Whether all elements are finite, of each matrix (blocks, n, n); of a vector as one block."""
+def any_of(arrays: Sequence[Any]) -> list[bool]:
+    """Whether an element is not 0, of each array."""
+    xp = array_namespace(arrays[0])
+    return [bool(flag) for flag in to_numpy(xp.stack([xp.any(x != 0) for x in arrays]))]
+
+
+def invertible(arrays: Sequence[Any]) -> list[bool]:
+    """Whether these are inverses of positive definite matrices, as far as one sees; of each array.
+
+    Of blocks (…, n, n) all elements are finite, of a diagonal (n,) they are positive, too.
+    """
+    if not arrays:
+        return []
+    xp = array_namespace(arrays[0])
+    flags = xp.stack([xp.all(_invertible(x, xp)) for x in arrays])
+    return [bool(flag) for flag in to_numpy(flags)]
+
+
+def invertible_blocks(x: Any) -> list[bool]:
+    """The same of each of the blocks (blocks, n, n); of a diagonal as one block."""
     xp = array_namespace(x)
     axes = (-2, -1) if x.ndim > 2 else None
-    return [bool(flag) for flag in to_numpy(xp.all(xp.isfinite(x), axis=axes)).reshape(-1)]
+    return [bool(flag) for flag in to_numpy(xp.all(_invertible(x, xp), axis=axes)).reshape(-1)]
+
+
+def _invertible(x: Any, xp: Any) -> Any:
+    good = xp.isfinite(x)
+    return good & (x > 0) if x.ndim == 1 else good
+
+
+def fault_of(damped: Any, number: int, size: int, dtype: str) -> str:
+    """Why a block of a damped factor, or its diagonal, has no inverse in a dtype, in words."""
+    host = to_numpy(plain(damped)).astype(np.float64)
+    block = host[number * size : (number + 1) * size]
+    block = block if host.ndim == 1 else block[:, number * size : (number + 1) * size]
+    if not np.isfinite(block).all():
+        return "one that overflows where it is scaled and damped"
+    try:
+        if host.ndim == 1:
+            least, inverse = block.min(), 1 / block[block != 0]
+        else:
+            least, inverse = np.linalg.eigvalsh(block)[0], np.linalg.inv(block)
+    except np.linalg.LinAlgError:
+        least = 0.0
+    if least > 0 and np.abs(inverse).max() > FORMATS[dtype].largest:
+        return f"one with an inverse beyond the largest {dtype}"
+    return "one that is not, after damping"
+
+
+def hold(arrays: Sequence[Any]) -> None:
+    """Let dask compute these arrays now, and forget how; others have been."""
+    lazy = [x for x in arrays if is_dask_array(x)]
+    if lazy:
+        import dask
+
+        for x, done in zip(lazy, dask.persist(*lazy), strict=True):
+            x.dask = done.dask
+
+
+def integers(ids: Any) -> Any:
+    """Integers of a dtype that torch computes with."""
+    if is_torch_array(ids) and dtype_name(ids) in ("uint16", "uint32", "uint64"):
+        xp = array_namespace(ids)
+        return xp.astype(ids, xp.int64)
+    return ids
 
 
 def bounds(ids: Any) -> tuple[int, int]:
@@ -71,11 +133,12 @@ def on_host(
 ) -> Callable[[list[list[tuple[Any, ...]]]], list[tuple[Any, ...]]]:
     """A function of parts, lists of tuples of NumPy arrays, as one of arrays of any library.
 
-    Its result, which has the shapes of one part, goes where the first part is, dtype kept.
+    Its result, which has the shapes of one part, goes where the first part is, dtype kept. Numbers
+    are arrays of shape () on the way.
     """
 
     def through(parts: list[list[tuple[Any, ...]]]) -> list[tuple[Any, ...]]:
-        there = [[tuple(to_numpy(plain(x)) for x in own) for own in part] for part in parts]
+        there = [[tuple(map(_there, own)) for own in part] for part in parts]
         return [
             tuple(map(_like, own, new)) for new, own in zip(function(there), parts[0], strict=True)
         ]
@@ -83,6 +146,12 @@ def on_host(
     return through
 
 
+def _there(x: Any) -> Any:
+    return np.asarray(x) if isinstance(x, int | float) else to_numpy(plain(x))
+
+
 def _like(old: Any, new: Any) -> Any:
     """The array of NumPy where `old` is, in its dtype."""
+    if isinstance(old, int | float):
+        return float(new)
     return lift(lambda x: placed(new, x, x.dtype), old)

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 from refopt.interp.arrays import dtype_name
 from refopt.interp.formats import FORMATS
 from refopt.interp.host import is_array
+from refopt.optim.arguments import INTEGERS
 from refopt.optim.parameter import Parameter, kind
 from refopt.rules import thor as rule
 
@@ -28,32 +29,56 @@ class Layer:
     """A layer: its name and its parameters, the weight first.
 
     An array becomes a `Parameter`; a `Parameter` takes the name that the layer gives it.
+    `layer["bias"]` is the parameter of that name.
 
     Attributes
     ----------
     name : str
-        Under which statistics are supplied.
+        Under which statistics are supplied; cannot be changed.
     parameters : tuple of Parameter
-        Named `<layer>.<parameter>`.
+        The weight first.
+    names : tuple of str
+        Theirs, `<layer>.<parameter>`.
 
     """
 
     kind: ClassVar[str]
 
     def __init__(self, name: str, **parameters: Any) -> None:
+        if not hasattr(self, "kind"):
+            msg = f"{name}: a layer of a kind is required, as Dense or Other, got {kind(self)}"
+            raise TypeError(msg)
         if not isinstance(name, str) or not name:
             msg = f"name: a text is required, got {name!r}"
             raise TypeError(msg)
-        self.name = name
-        given = {key: x for key, x in parameters.items() if x is not None}
-        self.parameters = tuple(_parameter(f"{name}.{key}", x) for key, x in given.items())
+        self._name, self._keys = name, tuple(parameters)
+        self.names = tuple(f"{name}.{key}" for key in parameters)
+        self.parameters = tuple(map(_parameter, self.names, parameters.values()))
+        self._check()
+        for own, parameter in zip(self.names, self.parameters, strict=True):
+            parameter.name = own
+
+    @property
+    def name(self) -> str:
+        """Under which statistics are supplied."""
+        return self._name
+
+    def _check(self) -> None:
+        """Raise unless the shapes fit each other."""
+
+    def __getitem__(self, key: str) -> Parameter:
+        if key not in self._keys:
+            msg = f"{self.name}: one of {', '.join(self._keys)} is required, got {key!r}"
+            raise KeyError(msg)
+        return self.parameters[self._keys.index(key)]
 
     def described(self, numbers: tuple[int, ...]) -> rule.Layer:
         """The layer as the rule knows it, its parameters by number."""
         return rule.Layer(self.kind, numbers, self.parameters[0].shape)
 
     def __repr__(self) -> str:
-        own = ", ".join(f"{p.name}: {p.shape}" for p in self.parameters)
+        pairs = zip(self.names, self.parameters, strict=True)
+        own = ", ".join(f"{name}: {p.shape}" for name, p in pairs)
         return f"{type(self).__name__}({own})"
 
 
@@ -62,17 +87,27 @@ class _Weighted(Layer):
 
     shape: ClassVar[str]  # of the weight
 
-    def __init__(self, name: str, **parameters: Any) -> None:
-        super().__init__(name, **parameters)
-        self.weight = self.parameters[0]
+    def __init__(self, name: str, weight: Any, bias: Any = None) -> None:
+        super().__init__(name, **_weight_and("weight", weight, "bias", bias))
+
+    @property
+    def weight(self) -> Parameter:
+        """The first parameter."""
+        return self.parameters[0]
+
+    @property
+    def bias(self) -> Parameter | None:
+        """The second parameter, if there is one."""
+        return self.parameters[1] if len(self.parameters) > 1 else None
+
+    def _check(self) -> None:
         wanted = self.shape.split(", ")
         if len(self.weight.shape) != len(wanted) or 0 in self.weight.shape:
-            msg = f"{name}: a weight ({self.shape}) is required, got shape {self.weight.shape}"
+            msg = f"{self.name}: a weight ({self.shape}) is required, got shape {self.weight.shape}"
             raise ValueError(msg)
-        self.bias = self.parameters[1] if len(self.parameters) > 1 else None
         out = self.weight.shape[:1]
         if self.bias is not None and self.bias.shape != out:
-            msg = f"{name}: a bias of shape {out} is required, got {self.bias.shape}"
+            msg = f"{self.name}: a bias of shape {out} is required, got {self.bias.shape}"
             raise ValueError(msg)
 
 
@@ -94,12 +129,9 @@ class Dense(_Weighted):
     kind = rule.DENSE
     shape = "out, in"
 
-    def __init__(self, name: str, weight: Any, bias: Any = None) -> None:
-        super().__init__(name, weight=_given("weight", weight), bias=bias)
-
 
 class Conv2d(_Weighted):
-    """A convolution over two axes, of one group.
+    """A convolution over two axes, of one group: grouped and depthwise ones are none of these.
 
     Parameters
     ----------
@@ -131,10 +163,10 @@ class Conv2d(_Weighted):
         padding: Any = "same",
         dilation: Any = 1,
     ) -> None:
-        super().__init__(name, weight=_given("weight", weight), bias=bias)
         self.stride = _pair(f"{name}: stride", stride)
         self.dilation = _pair(f"{name}: dilation", dilation)
         self.padding = _padding(f"{name}: padding", padding)
+        super().__init__(name, weight, bias)
 
     def described(self, numbers: tuple[int, ...]) -> rule.Layer:
         """The layer as the rule knows it, its parameters by number."""
@@ -159,7 +191,7 @@ class Embedding(_Weighted):
     shape = "ids, width"
 
     def __init__(self, name: str, weight: Any) -> None:
-        super().__init__(name, weight=_given("weight", weight))
+        super().__init__(name, weight)
 
 
 class EmbeddingLookup(Embedding):
@@ -178,11 +210,11 @@ class EmbeddingLookup(Embedding):
     kind = rule.LOOKUP
 
     def __init__(self, name: str, weight: Any, target: str = "CPU") -> None:
-        super().__init__(name, weight)
         if target not in ("CPU", "DEVICE"):
             msg = f"{name}: target must be 'CPU' or 'DEVICE', got {target!r}"
             raise ValueError(msg)
         self.target = target
+        super().__init__(name, weight)
 
     def described(self, numbers: tuple[int, ...]) -> rule.Layer:
         """The layer as the rule knows it, its parameters by number."""
@@ -197,16 +229,34 @@ class LayerNorm(Layer):
     name : str
         The parameters are `<name>.gamma` and `<name>.beta`.
     weight : array or Parameter
-        Scale γ.
+        Scale γ; `layer.gamma`.
     bias : array or Parameter, optional
-        Offset β (default: None).
+        Offset β, of the same shape; `layer.beta` (default: None).
 
     """
 
     kind = rule.NORM
 
     def __init__(self, name: str, weight: Any, bias: Any = None) -> None:
-        super().__init__(name, gamma=_given("weight", weight), beta=bias)
+        super().__init__(name, **_weight_and("gamma", weight, "beta", bias))
+
+    @property
+    def gamma(self) -> Parameter:
+        """The scale."""
+        return self.parameters[0]
+
+    @property
+    def beta(self) -> Parameter | None:
+        """The offset, if there is one."""
+        return self.parameters[1] if len(self.parameters) > 1 else None
+
+    def _check(self) -> None:
+        if self.beta is not None and self.beta.shape != self.gamma.shape:
+            msg = (
+                f"{self.name}: a bias of the shape of the weight, {self.gamma.shape}, is required, "
+                f"got {self.beta.shape}"
+            )
+            raise ValueError(msg)
 
 
 Norm = LayerNorm
@@ -218,7 +268,8 @@ class Other(Layer):
     Parameters
     ----------
     name : str
-        The parameters are `<name>.0`, `<name>.1` and so on, and `<name>.<key>`.
+        The parameters are `<name>.0`, `<name>.1` and so on, and `<name>.<key>`; `layer["0"]` and
+        `layer["<key>"]` are these.
     *parameters, **named : array or Parameter
         At least one.
 
@@ -230,14 +281,18 @@ class Other(Layer):
         if not (parameters or named):
             msg = f"{name}: at least one parameter is required, got none"
             raise ValueError(msg)
-        super().__init__(name, **{str(i): x for i, x in enumerate(parameters)}, **named)
+        counted = {str(i): x for i, x in enumerate(parameters)}
+        if twice := sorted(counted.keys() & named.keys()):
+            msg = f"{name}: a name of its own is required of each parameter, got {twice[0]!r} twice"
+            raise ValueError(msg)
+        super().__init__(name, **counted, **named)
 
 
-def _given(name: str, x: Any) -> Any:
-    if x is None:
-        msg = f"{name}: an array or a Parameter is required, got None"
+def _weight_and(first: str, weight: Any, second: str, bias: Any) -> dict[str, Any]:
+    if weight is None:
+        msg = "weight: an array or a Parameter is required, got None"
         raise TypeError(msg)
-    return x
+    return {first: weight, **({} if bias is None else {second: bias})}
 
 
 def _parameter(name: str, x: Any) -> Parameter:
@@ -247,9 +302,7 @@ def _parameter(name: str, x: Any) -> Parameter:
     if dtype_name(x) not in FORMATS:
         msg = f"{name}: a real floating-point array is required, got {dtype_name(x)}"
         raise TypeError(msg)
-    parameter = x if isinstance(x, Parameter) else Parameter(x)
-    parameter.name = name
-    return parameter
+    return x if isinstance(x, Parameter) else Parameter(x)
 
 
 def _pair(where: str, x: Any) -> tuple[int, int]:
@@ -257,15 +310,15 @@ def _pair(where: str, x: Any) -> tuple[int, int]:
     if not (_is_count(down) and _is_count(across) and down >= 1 and across >= 1):
         msg = f"{where}: one or two integers >= 1 are required, got {x!r}"
         raise ValueError(msg)
-    return down, across
+    return int(down), int(across)
 
 
 def _padding(where: str, x: Any) -> Any:
-    if x in ("same", "valid"):
+    if isinstance(x, str) and x in ("same", "valid"):
         return x
     sides = list(x) if isinstance(x, tuple | list) else [x]
     if len(sides) in (1, 2, 4) and all(_is_count(side) for side in sides):
-        match sides:
+        match [*map(int, sides)]:
             case [n]:
                 return (n, n), (n, n)
             case [down, across]:
@@ -277,4 +330,4 @@ def _padding(where: str, x: Any) -> Any:
 
 
 def _is_count(x: Any) -> bool:
-    return isinstance(x, int) and not isinstance(x, bool) and x >= 0
+    return isinstance(x, INTEGERS) and not isinstance(x, bool) and bool(x >= 0)

@@ -86,7 +86,7 @@ def _group(where: str, group: Group) -> Group:
     if "lr" in group:
         schedule(f"{where}: lr", group["lr"])
     if "weight_decay" in group:
-        real(f"{where}: weight_decay", group["weight_decay"], int | float)
+        real(f"{where}: weight_decay", group["weight_decay"])
     flag(f"{where}: grad_centralization", group.get("grad_centralization", False))
     return {**group, "params": _listed(f"{where}: params", group["params"])}
 
@@ -94,14 +94,18 @@ def _group(where: str, group: Group) -> Group:
 def _owners(layers: list[Layer]) -> dict[Parameter, Layer]:
     """All parameters, each with its layer; of one library, with names and memory of their own."""
     names: dict[str, Layer] = {}
+    named: dict[str, Parameter] = {}
     owners: dict[Parameter, Layer] = {}
     for layer in layers:
         if names.setdefault(layer.name, layer) is not layer:
             msg = f"net: a name of its own is required of each layer, got {layer.name!r} twice"
             raise ValueError(msg)
-        for p in layer.parameters:
+        for name, p in zip(layer.names, layer.parameters, strict=True):
             if owners.setdefault(p, layer) is not layer or layer.parameters.count(p) > 1:
-                msg = f"net: a parameter in one layer, once, is required, got {p.name} again"
+                msg = f"net: a parameter in one layer, once, is required, got {name} again"
+                raise ValueError(msg)
+            if named.setdefault(name, p) is not p:
+                msg = f"net: a name of its own is required of each parameter, got {name!r} twice"
                 raise ValueError(msg)
             first = next(iter(owners))
             if not same_library(p.data, first.data):
@@ -168,6 +172,9 @@ def check_statistics(own: Layer, layer: rule.Layer, a: Any, ds: Any) -> None:
     samples, _, *sizes = shape
     windows = [rule.of_the_layer(layer, axis, size) for axis, size in enumerate(sizes)]
     places = tuple(map(positions, sizes, kernel, windows))
+    if samples and 0 in places:
+        msg = f"{here}: an image as large as the kernel is required, got {sizes[0]} x {sizes[1]}"
+        raise ValueError(msg)
     _check_rows(here, (samples, *places))
     _check_like(here, weight, a, (samples, inputs, *sizes))
     _check_like(there, weight, ds, (samples, outputs, *places))
@@ -199,11 +206,9 @@ def checked_factors(own: Layer, layer: rule.Layer, given: Any) -> rule.Factors:
         "a_normalizer": table or layer.kind == rule.CONV,
         "g_normalizer": layer.kind == rule.CONV,
     }
-    rows = {}
-    for name, needed in read.items():
-        rows[name] = getattr(given, name)
-        if rows[name] is not None or needed:
-            real(f"{where}.{name}", rows[name], int | float, above=True)
-    return rule.Factors(
-        given.A, given.G, **{k: 1.0 if x is None else float(x) for k, x in rows.items()}
-    )
+    rows = {
+        name: real(f"{where}.{name}", x, above=True)
+        for name, needed in read.items()
+        if (x := getattr(given, name)) is not None or needed
+    }
+    return rule.Factors(given.A, given.G, **rows)

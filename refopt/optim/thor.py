@@ -11,7 +11,18 @@ import numpy as np
 
 from refopt.interp.arrays import Floats, dtype_name, init, passage, recording, run
 from refopt.interp.host import is_array, placed
-from refopt.interp.measures import conditions, finite, finite_blocks, norm, on_host
+from refopt.interp.measures import (
+    any_of,
+    conditions,
+    fault_of,
+    finite,
+    hold,
+    integers,
+    invertible,
+    invertible_blocks,
+    norm,
+    on_host,
+)
 from refopt.optim.arguments import (
     check_communicator,
     check_split,
@@ -24,7 +35,14 @@ from refopt.optim.arguments import (
 from refopt.optim.groups import deep
 from refopt.optim.layers import Factors, Layer
 from refopt.optim.net import check_statistics, checked_factors, separated
-from refopt.optim.parameter import Parameter, assign, check_apart, check_gradient, kind
+from refopt.optim.parameter import (
+    Parameter,
+    _check_like,
+    assign,
+    check_apart,
+    check_gradient,
+    kind,
+)
 from refopt.parallel.mpi import Sums, shares
 from refopt.rules import thor as rule
 
@@ -37,6 +55,15 @@ FIELDS = {
     "scale": "scale",
 }
 """Keys of a parameter's state, and the fields of the rule that they hold."""
+
+STAGES = {
+    "g": "its gradient, unscaled, centralized and decayed,",
+    "preconditioned": "its preconditioned gradient",
+    "gradient": "its gradient, decayed and clipped,",
+    "m": "its momentum",
+    "param": "its value",
+}
+"""What a step computes one after the other."""
 
 
 class THOR:
@@ -158,22 +185,24 @@ class THOR:
         clip_norm: float = 1.0,
         factor_decay: float = 0.95,
     ) -> None:
-        if profile not in rule.PROFILES:
+        if not isinstance(profile, str) or profile not in rule.PROFILES:
             msg = f"profile: one of {', '.join(rule.PROFILES)} is required, got {profile!r}"
             raise ValueError(msg)
         release = profile.startswith("mindspore")
         if release and not is_array(learning_rate):
             msg = f"learning_rate: an array is required under {profile!r}, got {learning_rate!r}"
             raise TypeError(msg)
-        real("momentum", momentum, float)
-        # the page asks for a float; its release takes an integer too
-        real("loss_scale", loss_scale, int | float if release else float, above=True)
-        real("weight_decay", weight_decay, int | float)
-        real("clip_norm", clip_norm, int | float, above=True)
-        real("factor_decay", factor_decay, int | float, most=1)
-        count("batch_size", batch_size, 1)
-        count("frequency", frequency, 2)
-        count("split_dim", split_dim, 1)
+        hyper = rule.Hyper(
+            momentum=real("momentum", momentum, floats=True),
+            weight_decay=real("weight_decay", weight_decay),
+            # the page asks for a float; its release takes an integer too
+            loss_scale=real("loss_scale", loss_scale, floats=not release, above=True),
+            batch_size=count("batch_size", batch_size, 1),
+            split_dim=count("split_dim", split_dim, 1),
+            clip_norm=real("clip_norm", clip_norm, above=True),
+            frequency=count("frequency", frequency, 2),
+            factor_decay=real("factor_decay", factor_decay, most=1),
+        )
         flags = {"use_nesterov": use_nesterov, "enable_clip_grad": enable_clip_grad}
         for name, x in {**flags, "keep_inverse": keep_inverse}.items():
             flag(name, x)
@@ -182,13 +211,13 @@ class THOR:
             raise TypeError(msg)
         choices = rule.PROFILES[profile].choices
         if reduction is not None:
-            if reduction not in rule.AXES["reduction"]:
+            if not isinstance(reduction, str) or reduction not in rule.AXES["reduction"]:
                 known = ", ".join(rule.AXES["reduction"])
                 msg = f"reduction: one of {known} is required, got {reduction!r}"
                 raise ValueError(msg)
             choices = choices._replace(reduction=rule.AXES["reduction"][reduction])
         if fixed_order is not None:
-            count("fixed_order", fixed_order, 1)
+            fixed_order = count("fixed_order", fixed_order, 1)
             if choices.reduction.factors is rule.kept:
                 msg = f"fixed_order: a reduction of factors is required, got {fixed_order!r}"
                 raise ValueError(msg)
@@ -196,20 +225,36 @@ class THOR:
         self._damping = schedule("damping", damping, least=0.0)
         rate = schedule("learning_rate", learning_rate)
         self._layers, groups = separated(net)
+        if fixed_order is not None and choices.conv is rule.mean_sample:
+            for own in self._layers:
+                if own.kind == rule.CONV:
+                    msg = (
+                        f"fixed_order: None is required beside a convolution, {own.name!r}, where "
+                        f"its samples are averaged before its factors, got {fixed_order!r}"
+                    )
+                    raise ValueError(msg)
         self.parameters = tuple(groups)
+        names = {
+            p: n for own in self._layers for n, p in zip(own.names, own.parameters, strict=True)
+        }
+        self._names = [names[p] for p in self.parameters]
+        check_apart(names)
 
         def decay(parameter: Parameter) -> float:
             if (group := groups[parameter]) is not None:
                 return float(group.get("weight_decay", weight_decay))
             if weight_decay == 0:
                 return 0.0
-            own = (
-                choices.decayed(parameter.name) if decay_filter is ... else decay_filter(parameter)
-            )
+            name = names[parameter]
+            own = choices.decayed(name) if decay_filter is ... else decay_filter(parameter)
+            if is_array(own):
+                msg = f"decay_filter: a bool is required for {name}, got {kind(own)}"
+                raise TypeError(msg)
             return float(weight_decay) if own else 0.0
 
         self._options = [
             _Options(
+                "lr" if group and "lr" in group else "learning_rate",
                 schedule("lr", group["lr"]) if group and "lr" in group else rate,
                 decay(p),
                 bool(group and group.get("grad_centralization")),
@@ -226,21 +271,13 @@ class THOR:
         ]
         self.factored = tuple(x.name for x in self._layers if x.kind in rule.FACTORED)
         check_split(split_indices, len(self.factored))
-        self._hyper = rule.Hyper(
-            momentum=float(momentum),
-            weight_decay=max(own.weight_decay for own in self._options),
-            loss_scale=float(loss_scale),
-            batch_size=batch_size,
-            split_dim=split_dim,
-            clip_norm=float(clip_norm),
-            frequency=frequency,
-            factor_decay=float(factor_decay),
-        )
+        self._hyper = hyper._replace(weight_decay=max(own.weight_decay for own in self._options))
         choices = rule.configured(choices, self._hyper, flags)
         self.profile, self._rule = profile, rule.PROFILES[profile]._replace(choices=choices)
         self._fixed_order, self._keep_inverse = fixed_order, keep_inverse
         self._reduces = comm is not None or fixed_order is not None
         self._sums = Sums(comm, split_indices or (), fixed_order is not None)
+        self.messages = 0
         arrays = [p.data for p in self.parameters]
         with recording(False, *arrays):
             self._states = [init(rule, self._rule, array)[0] for array in arrays]
@@ -254,14 +291,10 @@ class THOR:
         return tuple(state.m for state in self._states)
 
     @property
-    def messages(self) -> int:
-        """Reductions between workers so far."""
-        return self._sums.messages
-
-    @property
     def needs_statistics(self) -> bool:
         """Whether the next step renews the inverses."""
-        return bool(self._rule.choices.frequency(self._steps, self._hyper))
+        renews = self._rule.choices.frequency(self._steps, self._hyper)
+        return bool(self.factored) and bool(renews)
 
     def __call__(
         self,
@@ -305,9 +338,15 @@ class THOR:
         hypers = self._hypers()
         given = [None] * len(self._net)
         if refresh:
-            given = self._given(activations or {}, output_gradients or {}, factors or {})
+            named = {
+                "activations": activations,
+                "output_gradients": output_gradients,
+                "factors": factors,
+            }
+            given = self._given({k: {} if x is None else x for k, x in named.items()})
         arrays = [p.data for p in self.parameters]
         refreshed = dict(self._refreshed)
+        self._sums.messages = self.messages
         with recording(False, *arrays):
             quantities, states, clocks = run(
                 _Rule(self._stepped),
@@ -320,15 +359,18 @@ class THOR:
                 given=given,
                 refreshed=refreshed,
             )
-            self._check_norms(quantities)
+            hold([x for q in [*quantities, *states] for x in q])
+            self._check_results(arrays, quantities, hypers)
             with ExitStack() as undo:
                 for parameter, q in zip(self.parameters, quantities, strict=True):
                     assign(parameter, q.param, False, undo)
                 undo.pop_all()
+        hold([p.data for p in self.parameters])
         self._seen = _Seen(
             self._steps, hypers, [(q.g, q.preconditioned, q.gradient) for q in quantities]
         )
         self._states, self._refreshed = states, refreshed
+        self.messages = self._sums.messages
         self._steps = int(float(clocks[0].t))
         return (True,) * len(arrays)
 
@@ -341,7 +383,10 @@ class THOR:
         if len(gradients) != len(self.parameters):
             msg = f"gradients: {len(self.parameters)} arrays are required, got {len(gradients)}"
             raise ValueError(msg)
-        places = {p: f"gradients[{i}] ({p.name})" for i, p in enumerate(self.parameters)}
+        named = zip(self.parameters, self._names, strict=True)
+        places = {p: f"gradients[{i}] ({name})" for i, (p, name) in enumerate(named)}
+        for state, name, p in zip(self._states, self._names, self.parameters, strict=True):
+            _check_like(f"{name}: data, as when the optimizer was made", state.m, p.data)
         for (p, where), gradient in zip(places.items(), gradients, strict=True):
             check_gradient(where, p.data, gradient)
         check_apart(places)
@@ -355,8 +400,8 @@ class THOR:
         ends = self._rule.choices.past_end is rule.an_error
         damping = now("damping", self._damping, self._steps, ends=ends, least=0.0)
         rates = {  # each once: a callable may count its calls
-            key: now("learning_rate", rate, self._steps, ends=ends)
-            for key, rate in {id(own.rate): own.rate for own in self._options}.items()
+            key: now(own.name, own.rate, self._steps, ends=ends)
+            for key, own in {id(own.rate): own for own in self._options}.items()
         }
         return [
             self._hyper._replace(
@@ -368,13 +413,8 @@ class THOR:
             for own in self._options
         ]
 
-    def _given(self, activations: Any, output_gradients: Any, factors: Any) -> list[Any]:
+    def _given(self, named: dict[str, Any]) -> list[Any]:
         """What each layer saw, or its factors, checked; None for a layer that needs none."""
-        named = {
-            "activations": activations,
-            "output_gradients": output_gradients,
-            "factors": factors,
-        }
         known = ", ".join(self.factored)
         for argument, mapping in named.items():
             if not isinstance(mapping, Mapping):
@@ -386,6 +426,7 @@ class THOR:
                         f"{argument}: names of factored layers are required ({known}), got {name!r}"
                     )
                     raise KeyError(msg)
+        activations, output_gradients, factors = named.values()
         for argument in ("activations", "output_gradients"):
             missing = [n for n in self.factored if n not in factors and n not in named[argument]]
             if missing:
@@ -399,13 +440,15 @@ class THOR:
             if layer.kind not in rule.FACTORED:
                 result.append(None)
             elif own.name not in factors:
-                x = rule.Statistics(activations[own.name], output_gradients[own.name])
+                a = activations[own.name]
+                x = rule.Statistics(integers(a) if is_array(a) else a, output_gradients[own.name])
                 check_statistics(own, layer, *x)
                 result.append(x)
             else:
-                if own.name in activations or own.name in output_gradients:
-                    msg = f"factors: {own.name!r} in one form is required, got its activations too"
-                    raise ValueError(msg)
+                for argument in ("activations", "output_gradients"):
+                    if own.name in named[argument]:
+                        msg = f"factors: {own.name!r} in one form is required, got {argument} too"
+                        raise ValueError(msg)
                 result.append(checked_factors(own, layer, factors[own.name]))
         return result
 
@@ -432,7 +475,7 @@ class THOR:
             parts = self._parts(given, choices, xp)
 
             def total(arrays: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-                rest = [[(f.A, f.G) for f in part if f is not None] for part in parts[1:]]
+                rest = [[tuple(f) for f in part if f is not None] for part in parts[1:]]
                 return on_host(self._sums)([arrays, *rest])
 
             fresh = rule.refresh(
@@ -465,7 +508,8 @@ class THOR:
                 continue
             rows = shares(own.name, xp.length(x.ds), self._fixed_order)
             seen = [(_rows(x.a, share, xp), _rows(x.ds, share, xp)) for share in rows]
-            columns.append([rule.statistics(layer, a, ds, choices, xp=xp) for a, ds in seen])
+            found = [rule.statistics(layer, a, ds, choices, xp=xp) for a, ds in seen]
+            columns.append([_for_all(f, len(found), layer) for f in found])
         most = max(len(column) for column in columns)
         for own, layer, column in zip(self._layers, self._net, columns, strict=True):
             if layer.kind not in rule.FACTORED:
@@ -490,37 +534,54 @@ class THOR:
             for own, new in zip(self._layers, fresh, strict=True)
             if new is not None
         ]
-        good = iter(finite([x for pair in stored for x in pair]))
+        good = iter(invertible([x for pair in stored for x in pair]))
         proved = []
         for own, layer, new in zip(self._layers, rule.placed(self._net), fresh, strict=True):
             if new is None or all([next(good), next(good)]):
                 proved.append(new)
                 continue
             w = layer.params[0]
-            again = choices._replace(extremes=rule.undivided)  # these spread a fault to all blocks
-            inverse = rule.invert(layer, new.factors, scalars[w].damping, hypers[w], again, xp=xp)
-            fault = self._fault(own, new, inverse, float(scalars[w].damping))
+            fault = self._fault(own, layer, new, float(scalars[w].damping), hypers[w], choices, xp)
             if not self._keep_inverse or states[w].a_inverse is None:
                 raise np.linalg.LinAlgError(fault)
             warnings.warn(f"{fault}; the previous inverse is kept", UserWarning, stacklevel=5)
             proved.append(None)
         return proved
 
-    def _fault(self, own: Layer, new: rule.Fresh, inverse: rule.Inverse, damping: float) -> str:
-        """Which factor of a layer has no inverse."""
-        leave = self._leave(own)
-        for name, factor, x in zip("AG", new.factors[:2], inverse[:2], strict=True):
-            blocks = finite_blocks(leave(x))
-            if not all(blocks):
-                where = f"factor {name}, block {blocks.index(False)} of {len(blocks)}"
-                (known,) = finite([leave(factor)])
-                got = "one that is not, after damping" if known else "a NaN or an infinity in it"
-                break
-        else:
-            where, got = "factors", "other ones from another worker"
+    def _fault(
+        self,
+        own: Layer,
+        layer: rule.Layer,
+        new: rule.Fresh,
+        damping: float,
+        hyper: rule.Hyper,
+        choices: rule.Choices,
+        xp: Any,
+    ) -> str:
+        """Which factor of a layer has no inverse, and why."""
+        leave, dtype = self._leave(own), dtype_name(own.parameters[0].data)
+        c = choices._replace(extremes=rule.undivided)  # these spread a fault to all blocks
+        inverse = rule.invert(layer, new.factors, damping, hyper, c, xp=xp)
+        damped = rule.damped(layer, new.factors, damping, hyper, c, xp=xp)
+        found, elsewhere = [], []
+        for i, name in enumerate("AG"):
+            blocks = invertible_blocks(leave(inverse[i]))
+            if False in blocks:
+                block = blocks.index(False)
+                got = "a NaN or an infinity in it"
+                if finite([leave(new.factors[i])])[0]:
+                    size = xp.shape(inverse[i])[-1]
+                    got = fault_of(damped[i], block, size, dtype)
+                found.append((name, block, len(blocks), got))
+            blocks = invertible_blocks(leave(new.inverse[i]))
+            if False in blocks:
+                got = "another one from another worker"
+                elsewhere.append((name, blocks.index(False), len(blocks), got))
+        # what overflows may do so by the fault of the other factor
+        name, block, count, got = min(found or elsewhere, key=lambda x: "overflows" in x[3])
         return (
-            f"layer {own.name!r}, {where}: a positive definite matrix of finite numbers is "
-            f"required, got {got} (damping λ = {damping:g})"
+            f"layer {own.name!r}, factor {name}, block {block} of {count}: a positive definite "
+            f"matrix of finite numbers is required, got {got} (damping λ = {damping:g})"
         )
 
     def _leave(self, own: Layer) -> Callable[[Any], Any]:
@@ -528,17 +589,43 @@ class THOR:
         leave = passage(own.parameters[0].data, self._rule.half).leave
         return lambda x: leave(x, True)
 
-    def _check_norms(self, quantities: Sequence[rule.Quantities]) -> None:
-        """Raise where a LayerNorm's gradient was divided by zero."""
-        places = [i for layer in self._net if layer.kind == rule.NORM for i in layer.params]
-        good = finite([quantities[i].preconditioned for i in places])
+    def _check_results(
+        self, arrays: list[Any], quantities: Sequence[rule.Quantities], hypers: list[rule.Hyper]
+    ) -> None:
+        """Raise where a step gives what is no number, or a clipped gradient that is lost."""
+        norms = {i for layer in self._net if layer.kind == rule.NORM for i in layer.params}
+        stages = ("g", "preconditioned", "gradient", "m", "param")
+        good = finite([x for q in quantities for x in (q.m, q.param)])
         if not all(good):
-            name = self.parameters[places[good.index(False)]].name
-            msg = (
-                f"damping: a number > 0 is required where a gradient of {name} is 0, "
-                f"got λ too small at step {self._steps}"
-            )
+            i = good.index(False) // 2
+            q, name, damping = quantities[i], self._names[i], hypers[i].damping
+            (stage, *_) = (x for x in stages if not finite([getattr(q, x)])[0])
+            if i in norms and stage == "preconditioned" and _at(damping, self._steps) == 0:
+                msg = (
+                    f"damping: a number > 0 is required where a gradient of {name} is 0, "
+                    f"got 0 at step {self._steps}"
+                )
+            else:
+                msg = (
+                    f"{name}: finite numbers are required, got a NaN or an infinity in "
+                    f"{STAGES[stage]} at step {self._steps}"
+                )
             raise ValueError(msg)
+        c = self._rule.choices
+        if c.clip is not rule.by_norm or self.profile.startswith("mindspore"):
+            return
+        before = [
+            c.decay.after(q.preconditioned, p, h)
+            for q, p, h in zip(quantities, arrays, hypers, strict=True)
+        ]
+        lost = zip(any_of(before), any_of([q.gradient for q in quantities]), strict=True)
+        for name, (was, stays) in zip(self._names, lost, strict=True):
+            if was and not stays:
+                msg = (
+                    f"{name}: a preconditioned gradient whose norm has a square in the dtype is "
+                    f"required where it is clipped, got another at step {self._steps}"
+                )
+                raise ValueError(msg)
 
     # -- what is kept -----------------------------------------------------------------------------
     def report(self) -> dict[str, Any]:
@@ -548,9 +635,10 @@ class THOR:
         -------
         `step`, its number from 0; `messages`, see there; and `parameters`, by name: `rule`, what
         preconditioned its gradient; `lr`, `damping`, `weight_decay`; the Euclidean norms of
-        `gradient` (of the loss), `preconditioned`, `update` (decayed and clipped), `moment` and
-        `param`; and for weights of factored layers `a_condition` and `g_condition`, the condition
-        number of each block of the damped factors.
+        `gradient` (of the loss, centralized and decayed, as it is preconditioned),
+        `preconditioned`, `update` (decayed and clipped), `moment` and `param`; and for weights of
+        factored layers `a_condition` and `g_condition`, the condition number of each block of the
+        damped factors.
 
         Raises
         ------
@@ -564,12 +652,12 @@ class THOR:
         step, hypers, arrays = self._seen
         found: dict[str, Any] = {}
         for own, layer in zip(self._layers, rule.placed(self._net), strict=True):
-            for parameter, i in zip(own.parameters, layer.params, strict=True):
+            for name, parameter, i in zip(own.names, own.parameters, layer.params, strict=True):
                 hyper, clock = hypers[i], rule.Clock(step)
                 scalars, _ = rule.tick(clock, hyper, self._rule.choices, num=Floats())
                 inverts = layer.kind in rule.FACTORED and i == layer.params[0]
                 norms = ("gradient", "preconditioned", "update")
-                found[str(parameter.name)] = {
+                found[name] = {
                     "rule": self._fired(own, layer, inverts),
                     "lr": float(scalars.lr),
                     "damping": float(scalars.damping),
@@ -597,10 +685,8 @@ class THOR:
         `refopt.save` writes it to a file without loss, and a run that loads it goes on bit for bit.
         """
         state = {
-            str(p.name): {
-                key: deep(x) for key, f in FIELDS.items() if (x := getattr(own, f)) is not None
-            }
-            for p, own in zip(self.parameters, self._states, strict=True)
+            name: {key: deep(x) for key, f in FIELDS.items() if (x := getattr(own, f)) is not None}
+            for name, own in zip(self._names, self._states, strict=True)
         }
         return {
             "profile": self.profile,
@@ -619,27 +705,38 @@ class THOR:
         ------
         KeyError
             Something is absent.
+        TypeError
+            No mapping, no array, another dtype.
         ValueError
-            Another profile or `split_dim`, other parameters, another shape or dtype. Nothing is
-            loaded then.
+            Another profile or `split_dim`, other parameters or layers, another shape, what is not
+            finite. Nothing is loaded then.
 
         """
         own = {"profile": self.profile, "split_dim": self._hyper.split_dim}
+        _check_mapping("state_dict", state_dict, (*own, "step", "refreshed", "state"))
         for key, wanted in own.items():
-            if state_dict[key] != wanted:
+            if not isinstance(state_dict[key], type(wanted)) or state_dict[key] != wanted:
                 msg = f"state_dict: {key} {wanted!r} is required, got {state_dict[key]!r}"
                 raise ValueError(msg)
-        states = state_dict["state"]
-        names = [str(p.name) for p in self.parameters]
-        if set(states) != set(names):
-            msg = f"state_dict: states of {names} are required, got {sorted(states)}"
+        steps = count("state_dict: step", state_dict["step"], 0)
+        states, refreshed = state_dict["state"], state_dict["refreshed"]
+        _check_names("state", states, self._names)
+        _check_names("refreshed", refreshed, self.factored if steps else ())
+        renewed = {name: count(f"refreshed[{name!r}]", x, 0) for name, x in refreshed.items()}
+        if late := [name for name, x in renewed.items() if x >= steps]:
+            msg = f"refreshed[{late[0]!r}]: a step before {steps} is required, got {steps}"
             raise ValueError(msg)
-        loaded = [
-            _fitted(name, states[name], p.data)
-            for name, p in zip(names, self.parameters, strict=True)
-        ]
-        steps, refreshed = int(state_dict["step"]), dict(state_dict["refreshed"])
-        self._states, self._steps, self._refreshed, self._seen = loaded, steps, refreshed, None
+        weights = {
+            layer.params[0]: layer
+            for layer in rule.placed(self._net)
+            if layer.kind in rule.FACTORED and steps
+        }
+        c = self._rule.choices
+        loaded = []
+        for i, (name, p) in enumerate(zip(self._names, self.parameters, strict=True)):
+            more = rule.shapes_of(weights[i], self._hyper, c) if i in weights else {}
+            loaded.append(_fitted(f"state of {name}", states[name], p.data, more))
+        self._states, self._steps, self._refreshed, self._seen = loaded, steps, renewed, None
 
     def __repr__(self) -> str:
         return f"THOR({list(self._layers)!r}, profile={self.profile!r})"
@@ -662,9 +759,21 @@ class _Seen(NamedTuple):
 class _Options(NamedTuple):
     """What holds for one parameter."""
 
+    name: str  # of the argument that the rate is
     rate: Any
     weight_decay: float
     centralizes: bool
+
+
+def _at(values: Any, t: int) -> Any:
+    """A schedule's value at step t."""
+    return values[min(t, len(values) - 1)] if isinstance(values, tuple) else values
+
+
+def _for_all(f: rule.Factors, parts: int, layer: rule.Layer) -> rule.Factors:
+    """Factors of a part of a worker's samples, with the counts that as many such parts have."""
+    a = parts * f.A if layer.kind in rule.TABLES else f.A
+    return rule.Factors(a, f.G, parts * f.a_normalizer, parts * f.g_normalizer)
 
 
 def _rows(x: Any, rows: slice, xp: Any) -> Any:
@@ -682,19 +791,49 @@ def _conditions(layer: rule.Layer, state: rule.State) -> dict[str, list[float]]:
     }
 
 
-def _fitted(name: str, state: Mapping[str, Any], array: Any) -> rule.State:
+def _check_mapping(where: str, x: Any, keys: Sequence[str]) -> None:
+    """Raise unless `x` is a mapping with these keys."""
+    if not isinstance(x, Mapping):
+        msg = f"{where}: a mapping is required, got {kind(x)}"
+        raise TypeError(msg)
+    for key in keys:
+        if key not in x:
+            msg = f"{where}: {key} is required, got {[*x]}"
+            raise KeyError(msg)
+
+
+def _check_names(where: str, x: Any, names: Sequence[str]) -> None:
+    """Raise unless `x` is a mapping with these keys and no others."""
+    _check_mapping(f"state_dict: {where}", x, ())
+    if set(x) != set(names):
+        msg = f"state_dict: {where}: {[*names]} are required, got {[*x]}"
+        raise ValueError(msg)
+
+
+def _fitted(where: str, state: Any, array: Any, more: dict[str, tuple[int, ...]]) -> rule.State:
     """A loaded state in the library and on the device of its parameter."""
-    if "moment" not in state or not set(state) <= set(FIELDS):
-        msg = f"state of {name}: moment, and of {', '.join(FIELDS)}, are required, got {[*state]}"
-        raise ValueError(msg)
-    for key, x in state.items():
-        if is_array(x) and dtype_name(x) != dtype_name(array) and key != "scale":
-            msg = f"state of {name}: {key}: dtype {dtype_name(array)} is required, got {x.dtype}"
+    shapes = {"m": tuple(array.shape), **more}
+    keys = {key: f for key, f in FIELDS.items() if f in shapes}
+    _check_names(where, state, [*keys])
+    fields: dict[str, Any] = dict.fromkeys(FIELDS.values())
+    for key, f in keys.items():
+        x = state[key]
+        if f == "scale" and isinstance(x, float):
+            fields[f] = real(f"{where}: {key}", x, above=True)
+            continue
+        if not is_array(x):
+            msg = f"{where}: {key}: an array is required, got {kind(x)}"
+            raise TypeError(msg)
+        if f != "scale" and dtype_name(x) != dtype_name(array):
+            wanted = dtype_name(array)
+            msg = f"{where}: {key}: dtype {wanted} is required, got {dtype_name(x)}"
+            raise TypeError(msg)
+        if tuple(x.shape) != shapes[f]:
+            msg = f"{where}: {key}: shape {shapes[f]} is required, got {tuple(x.shape)}"
             raise ValueError(msg)
-    if tuple(state["moment"].shape) != tuple(array.shape):
-        shape = tuple(state["moment"].shape)
-        msg = f"state of {name}: moment: shape {tuple(array.shape)} is required, got {shape}"
-        raise ValueError(msg)
-    fields: dict[str, Any] = {f: state.get(key) for key, f in FIELDS.items()}
-    moved = {f: placed(x, array) if is_array(x) else x for f, x in fields.items()}
-    return rule.State(**moved)
+        good = invertible([x]) if f == "a_inverse" else finite([x])
+        if not good[0]:
+            msg = f"{where}: {key}: finite numbers are required, got others"
+            raise ValueError(msg)
+        fields[f] = placed(x, array)
+    return rule.State(**fields)

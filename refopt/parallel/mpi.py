@@ -47,7 +47,8 @@ class Sums:
         result: Arrays = []
         for start, end in pairwise([0, *ends, layers]):
             arrays = [[x for own in part[start:end] for x in own] for part in parts]
-            dtype = np.result_type(np.float32, *(x.dtype for x in arrays[0]))
+            # numbers, of shape (), take the dtype of the arrays
+            dtype = np.result_type(np.float32, *(x.dtype for x in arrays[0] if x.ndim))
             flat = [np.concatenate([x.astype(dtype).reshape(-1) for x in xs]) for xs in arrays]
             total = self._total(flat)
             pieces = iter(np.split(total, np.cumsum([x.size for x in arrays[0]])[:-1]))

@@ -684,10 +684,10 @@ def matrix_of(layer: Layer) -> tuple[int, int]:
     return outputs, n
 
 
-def invert(
+def damped(
     layer: Layer, factors: Factors, damping: Number, hyper: Hyper, choices: Choices, *, xp: Matrices
-) -> Inverse:
-    """The inverses of the damped factors of a layer (THO-4, THO-5)."""
+) -> tuple[Array, Array, Number]:
+    """The damped factors of a layer, A of a table as its diagonal; and its positions (THO-4)."""
     h, c = hyper, choices
     m, n = matrix_of(layer)
     a, g = factors.A, c.scaling(factors.G, h)  # THO-4.1
@@ -704,14 +704,44 @@ def invert(
 
     d_a, d_g = c.damping.pair(damping, s_a, s_g, means, xp)  # THO-4.4
     g = g + d_g * xp.eye(m, g)
-    if table:
-        return Inverse(1.0 / (a + d_a), c.table(g, m, h, c, xp))  # THO-5.3
-    x = inverse_of(a + d_a * xp.eye(n, a), n, h, c, xp)  # THO-5.1, THO-5.2
+    return a + d_a if table else a + d_a * xp.eye(n, a), g, s_a
+
+
+def invert(
+    layer: Layer, factors: Factors, damping: Number, hyper: Hyper, choices: Choices, *, xp: Matrices
+) -> Inverse:
+    """The inverses of the damped factors of a layer (THO-4, THO-5)."""
+    h, c = hyper, choices
+    m, n = matrix_of(layer)
+    a, g, positions = damped(layer, factors, damping, h, c, xp=xp)
+    if layer.kind in TABLES:
+        return Inverse(1.0 / a, c.table(g, n, h, c, xp))  # THO-5.3
+    x = inverse_of(a, n, h, c, xp)  # THO-5.1, THO-5.2
     y = c.pair(layer, inverse_of(g, m, h, c, xp), xp)  # THO-5.4
     inverse = c.extremes(layer, Inverse(x, y), c, xp)  # THO-5.5
     if layer.kind == CONV:
-        inverse = c.weighting(inverse, s_a)  # THO-5.6
-    return inverse._replace(stale=c.stale(layer, inverse.scale, s_a))  # THO-5.7
+        inverse = c.weighting(inverse, positions)  # THO-5.6
+    return inverse._replace(stale=c.stale(layer, inverse.scale, positions))  # THO-5.7
+
+
+def shapes_of(layer: Layer, hyper: Hyper, choices: Choices) -> dict[str, tuple[int, ...]]:
+    """The shapes of what a refresh leaves in the state of a weight; `layer` is that of `placed`."""
+    h, c = hyper, choices
+    m, n = matrix_of(layer)
+    table = layer.kind in TABLES
+
+    def blocks(n: int, size: int) -> tuple[int, ...]:
+        return -(-n // size), size, size
+
+    a, g = ((m,), (n, n)) if table else ((n, n), (m, m))
+    size = g[0] if table and c.table is not as_others else c.block(g[0], h)
+    found = {"a_inverse": a if table else blocks(n, c.block(n, h)), "g_inverse": blocks(g[0], size)}
+    if c.averaging is not latest:
+        found |= {"A": a, "G": g}
+    divided = c.extremes is not undivided and layer.beside_conv and not table
+    if divided or (c.weighting is in_scale and layer.kind == CONV):
+        found["scale"] = ()
+    return found
 
 
 def tiled(g: Array, rows: int, columns: int, xp: Matrices) -> Array:
@@ -796,8 +826,7 @@ def refresh(
         for layer, x in chosen
     ]
     if total is not None:  # THO-10.1
-        pairs = c.reduction.factors([(f.A, f.G) for f in factors], total, workers)
-        factors = [f._replace(A=a, G=g) for f, (a, g) in zip(factors, pairs, strict=True)]
+        factors = [Factors(*x) for x in c.reduction.factors([*factors], total, workers)]
     factors = [  # THO-3.7
         f._replace(
             A=c.averaging(states[w].A, f.A, hypers[w]), G=c.averaging(states[w].G, f.G, hypers[w])
