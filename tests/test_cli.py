@@ -42,7 +42,7 @@ def process(*arguments: str, **keywords: Any) -> subprocess.Popen[str]:
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         return subprocess.Popen(
-            [sys.executable, "-m", "refopt.cli", *arguments],
+            [sys.executable, "-m", "refopt", *arguments],
             env={**os.environ, "PYTHONPATH": root, "COLUMNS": "80"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

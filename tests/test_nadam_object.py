@@ -1003,3 +1003,49 @@ def test_a_scheduler_of_torch_takes_a_subclass_of_both(row):
         scheduler.step()
     assert rates == [0.5, 0.5, 0.25, 0.25, 0.125]
     assert float(optimizer.state[param]["step"]) == 5.0
+
+
+def test_a_gradient_of_shape_that_numpy_makes_a_scalar_is_an_array():
+    for dtype in ("float16", "float32", "float64"):
+        param, other = (refopt.Parameter(np.array(3.0, dtype)) for _ in "ab")
+        for _ in range(2):
+            param.grad = 2 * param.data
+            other.grad = np.asarray(2 * other.data)
+            refopt.NAdam([param], lr=0.5).step()
+            refopt.NAdam([other], lr=0.5).step()
+        assert same_bits(param.data, other.data)
+        assert param.data != 3.0
+        optimizer = refopt.NAdam([param])
+        optimizer.zero_grad(set_to_none=False)
+        assert param.grad == 0.0
+        param.data = param.data * 2
+        assert isinstance(param.data, np.ndarray)
+
+
+@pytest.mark.parametrize("option", ["lr", "betas", "maximize", "capturable"])
+def test_a_group_that_lost_an_option_is_named(option):
+    param = refopt.Parameter(np.ones(2))
+    optimizer = refopt.NAdam([param])
+    param.grad = np.ones(2)
+    del optimizer.param_groups[0][option]
+    with pytest.raises(KeyError, match=f"group 0: '{option}' is required, got"):
+        optimizer.step()
+    assert same_bits(param.data, np.ones(2))
+
+
+@pytest.mark.torch
+def test_parameters_without_memory_share_none():
+    import torch
+
+    params = [torch.ones(3, device="meta", requires_grad=True) for _ in range(2)]
+    for param in params:
+        param.grad = torch.ones_like(param)
+    optimizer = refopt.NAdam(params, capturable=True)
+    optimizer.step()
+    assert optimizer.state[params[0]]["exp_avg"].device.type == "meta"
+
+
+@pytest.mark.parametrize("profile", [["documented"], {}, None, 3, np.array("documented")])
+def test_a_profile_is_a_name(profile):
+    with pytest.raises(ValueError, match=r"profile: one of documented, .* is required, got"):
+        refopt.NAdam([refopt.Parameter(np.ones(2))], profile=profile)

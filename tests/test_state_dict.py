@@ -170,7 +170,24 @@ def test_a_loaded_state_takes_the_layout_of_its_parameter(library, layout):
         (lambda d: d["param_groups"].append(d["param_groups"][0]), ValueError, r"\[1\] .*\[1, 1\]"),
         (lambda d: d["param_groups"][0]["params"].append(1), ValueError, r"\[1\] .*got \[2\]"),
         (lambda d: d.pop("param_groups"), KeyError, "param_groups"),
-        (lambda d: d.pop("state"), KeyError, "state"),
+        (lambda d: d.pop("state"), KeyError, "state_dict: 'state' is required, got"),
+        (
+            lambda d: d["param_groups"][0].pop("params"),
+            KeyError,
+            r"\[0\]: 'params' is required, got",
+        ),
+        (lambda d: d["param_groups"][0].pop("lr"), KeyError, r"\[0\]: 'lr' is required, got"),
+        (lambda d: d["param_groups"][0].pop("betas"), KeyError, r"\[0\]: 'betas' is required, got"),
+        (lambda d: d.update(state=None), TypeError, r"\['state'\]: a dict is required, got None"),
+        (lambda d: d["state"].update({0: 3}), TypeError, r"\['state'\]\[0\]: a dict .* got int"),
+        (lambda d: d.update(param_groups={}), TypeError, r"\['param_groups'\]: a list .* got dict"),
+        (lambda d: d.update(param_groups="a"), TypeError, r"\['param_groups'\]: a list .* got str"),
+        (lambda d: d.update(param_groups=[1]), TypeError, r"groups'\]\[0\]: a dict .* got int"),
+        (
+            lambda d: d["param_groups"][0].update(params=0),
+            TypeError,
+            r"'params'\]: a list .* got int",
+        ),
     ],
 )
 def test_a_dict_of_another_structure_is_refused_and_nothing_loaded(change, error, message):
@@ -183,6 +200,15 @@ def test_a_dict_of_another_structure_is_refused_and_nothing_loaded(change, error
         optimizer.load_state_dict(bad)
     assert optimizer.state is state
     assert optimizer.param_groups is groups
+    assert pickle.dumps(optimizer) == before
+
+
+@pytest.mark.parametrize("bad", [None, 3, [], "text", np.ones(2)])
+def test_what_is_no_dict_is_refused_and_nothing_loaded(bad):
+    _, optimizer = made(steps=1)
+    before = pickle.dumps(optimizer)
+    with pytest.raises(TypeError, match="state_dict: a dict is required, got"):
+        optimizer.load_state_dict(bad)
     assert pickle.dumps(optimizer) == before
 
 

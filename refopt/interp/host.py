@@ -211,8 +211,6 @@ def _memory(x: Any) -> Any:
     if is_cupy_array(x):
         interface = x.__cuda_array_interface__
     elif is_torch_array(x):
-        if x.device.type == "meta":
-            return None
         n = x.element_size()
         interface = {
             "version": 3,

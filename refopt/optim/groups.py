@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, ClassVar, TypeAlias
 
@@ -220,16 +220,20 @@ class Optimizer(Hooked):
         Raises
         ------
         KeyError
-            `state` or `param_groups` is absent.
+            `state` or `param_groups` is absent, or of a group `params` or an option that has not
+            always been one. Nothing is loaded then.
+        TypeError
+            No dict of these kinds. Nothing is loaded then.
         ValueError
             Another number of groups, or a group of another size. Nothing is loaded then.
 
         """
-        state_dict = state_dict.copy()
+        state_dict = dict(entry("state_dict", state_dict, Mapping))
         for hook in list(self._load_state_dict_pre_hooks.values()):
             replaced = hook(self, state_dict)
             state_dict = state_dict if replaced is None else replaced
-        groups = [deep(group) for group in state_dict["param_groups"]]
+        options = self.defaults.keys() - self.absent.keys()
+        groups, states = _loadable(state_dict, options)
         own, saved = ([len(g["params"]) for g in gs] for gs in (self.param_groups, groups))
         if own != saved:
             msg = f"state_dict: groups of {own} parameters are required, got {saved}"
@@ -243,7 +247,7 @@ class Optimizer(Hooked):
             if "param_names" in group:
                 new.setdefault("param_names", group["param_names"])
         state: defaultdict[Any, dict[str, Any]] = defaultdict(dict)
-        for key, value in state_dict["state"].items():
+        for key, value in states.items():
             if key in owners:
                 param, group = owners[key]
                 state[param] = self._fitted(param, group, value)
@@ -274,3 +278,37 @@ class Optimizer(Hooked):
     def __setstate__(self, state: dict[str, Any]) -> None:
         Hooked.__init__(self)
         vars(self).update(state)
+
+
+def _loadable(state_dict: Any, options: Iterable[str]) -> tuple[list[Group], Mapping[Any, Any]]:
+    """Copies of the groups in a state dict, and its states; raises unless it has the structure."""
+    name = "state_dict"
+    entry(name, state_dict, Mapping)
+    groups = []
+    for i, group in enumerate(entry(name, state_dict, Sequence, "param_groups")):
+        where = f"{name}['param_groups'][{i}]"
+        entry(where, entry(where, group, Mapping), Sequence, "params")
+        for option in sorted(options):
+            entry(where, group, object, option)
+        groups.append({key: deep(value) for key, value in group.items()})
+    states: Mapping[Any, Any] = entry(name, state_dict, Mapping, "state")
+    ids = {key for group in groups for key in group["params"]}
+    for key in ids & states.keys():
+        entry(f"{name}['state'][{key!r}]", states[key], Mapping)
+    return groups, states
+
+
+def entry(where: str, value: Any, wanted: type, key: str | None = None) -> Any:
+    """`value`, or what it has under `key`; raises unless that is there and of the kind wanted."""
+    if key is not None:
+        if key not in value:
+            msg = f"{where}: {key!r} is required, got {sorted(map(str, value))}"
+            raise KeyError(msg)
+        where, value = f"{where}[{key!r}]", value[key]
+    if not isinstance(value, wanted) or (wanted is Sequence and isinstance(value, str)):
+        msg = f"{where}: a {_NAMES[wanted]} is required, got {kind(value)}"
+        raise TypeError(msg)
+    return value
+
+
+_NAMES: dict[type, str] = {Mapping: "dict", Sequence: "list"}

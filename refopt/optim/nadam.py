@@ -31,7 +31,7 @@ from refopt.interp.host import (
     single,
 )
 from refopt.interp.rounded import carried
-from refopt.optim.groups import Group, Optimizer, deep, number, require, turns
+from refopt.optim.groups import Group, Optimizer, deep, entry, number, require, turns
 from refopt.optim.hooks import hooked
 from refopt.optim.parameter import (
     array_of,
@@ -235,6 +235,8 @@ class NAdam(Optimizer):
 
     def _stepping(self, i: int, group: Group, places: dict[Any, str]) -> list[Any]:
         """The parameters of a group that take part in this step, checked; fills `places`."""
+        for option in self.defaults:
+            entry(f"group {i}", group, object, option)
         _betas(f"group {i}: ", group["betas"])
         names = group.get("param_names", [])
         stepping = []
