@@ -942,3 +942,364 @@ def test_a_lookup_under_mindspore_is_what_its_target_says_and_documented_an_embe
     damped = -0.125 * 16 * gradient
     assert (after(lookup, "mindspore-gpu") == damped).all()
     assert not (after(lookup, "mindspore-gpu", target="DEVICE") == damped).any()
+
+
+# -- what must not pass ---------------------------------------------------------------------------
+def single(dtype="f4", damping=0.25, momentum=0.0, **arguments):
+    """(optimizer, weight) of a dense layer of two by two."""
+    w = np.ones((2, 2), dtype)
+    given = {"learning_rate": 1.0, "batch_size": 1, **arguments}
+    rate = given.pop("learning_rate")
+    return thor(dense(w), rate, damping, momentum, **given), w
+
+
+def pushed(optimizer, w, gradient=1.0, a=1.0, g=1.0):
+    """The optimizer after a step with factors that are multiples of the identity."""
+    unit = np.eye(2, dtype=w.dtype)
+    ready = layers.Factors(w.dtype.type(a) * unit, w.dtype.type(g) * unit)
+    optimizer((np.full_like(w, gradient),), factors={"fc": ready})
+    return optimizer
+
+
+@pytest.mark.parametrize("profile", ["documented", "corrected"])
+@pytest.mark.parametrize("counts", [[4.0, -4.0], [-0.5, 1.0], [np.inf, 1.0]])
+def test_counts_of_a_table_that_no_ids_have_are_an_error(library, profile, counts):
+    w = refopt.Parameter(library.array(np.zeros((2, 2))))
+    optimizer = thor([layers.Embedding("e", w)], 1.0, 0.0625, 0.0, profile=profile, batch_size=1)
+    factors = layers.Factors(library.array(counts), library.array(np.eye(2)), 1)
+    with pytest.raises(np.linalg.LinAlgError, match="layer 'e', factor A, block 0 of 1"):
+        optimizer((library.array(np.ones((2, 2))),), factors={"e": factors})
+    assert np.array_equal(library.get(w.data), np.zeros((2, 2)))
+    assert optimizer.needs_statistics
+
+
+def test_what_overflows_is_named_and_not_called_indefinite():
+    beyond = "factor A, block 0 of 1.* got one with an inverse beyond the largest float{}"
+    for dtype, damping, wanted in [
+        ("f2", 1e-6, beyond.format(16)),
+        ("f4", 1e-39, beyond.format(32)),
+    ]:
+        optimizer, w = single(dtype, damping)
+        with pytest.raises(np.linalg.LinAlgError, match=wanted):
+            pushed(optimizer, w, a=0.0)
+    for arguments in ({"loss_scale": 1e-300}, {"batch_size": 10**200}):
+        optimizer, w = single(**arguments)
+        with pytest.raises(np.linalg.LinAlgError, match=r"factor G.* overflows where it is scaled"):
+            pushed(optimizer, w)
+    optimizer, w = single(profile="kfac")
+    with pytest.raises(np.linalg.LinAlgError, match=r"factor G.* that is not, after damping"):
+        pushed(optimizer, w, g=0.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "step", "stage"),
+    [
+        ({"damping": 1e-30}, {"a": 0.0, "g": 0.0}, "its preconditioned gradient"),
+        ({"weight_decay": 1e30}, {"gradient": 1e38, "a": 1e30, "g": 0.0}, "its preconditioned"),
+        ({"enable_clip_grad": True, "clip_norm": 100.0}, {"gradient": 1e38}, "decayed and clipped"),
+        ({"learning_rate": 1e300}, {}, "its value"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+def test_a_step_to_what_is_not_finite_is_an_error_and_changes_nothing(arguments, step, stage):
+    optimizer, w = single(**arguments)
+    before = snapshot(optimizer)
+    with pytest.raises(ValueError, match=f"fc.weight: finite numbers .* {stage}.* at step 0"):
+        pushed(optimizer, w, **step)
+    assert snapshot(optimizer) == before
+
+
+def test_a_momentum_that_grows_beyond_the_dtype_is_an_error_at_its_step():
+    optimizer, w = single(momentum=10.0)
+    for _ in range(39):  # 0.64 · 10³⁸ · (1 + 0.1 + …) is below 2¹²⁸
+        pushed(optimizer, w)
+    before = snapshot(optimizer)
+    with pytest.raises(ValueError, match=r"fc.weight: finite numbers .* its momentum at step 39"):
+        pushed(optimizer, w)
+    assert snapshot(optimizer) == before
+
+
+@pytest.mark.parametrize(("gradient", "limit"), [(1e19, 1.0), (1e-25, 1e-30)])
+def test_a_gradient_that_clipping_would_lose_is_an_error_but_for_a_release(gradient, limit):
+    def clipped(rate, profile):
+        x = np.zeros(4, "f4")
+        net = [layers.Other("x", x)]
+        how = {"enable_clip_grad": True, "clip_norm": limit, "profile": profile}
+        thor(net, rate, 0.5, 0.0, **how)((np.full(4, gradient, "f4"),))
+        return x
+
+    with pytest.raises(ValueError, match=r"x\.0: a preconditioned gradient that can be squared"):
+        clipped(1.0, "documented")
+    assert (clipped(np.asarray(1.0), "mindspore-gpu") == 0).all()
+
+
+@pytest.mark.parametrize("profile", ["documented", "kfac", "corrected", "mindspore-ascend"])
+def test_a_fixed_order_changes_no_result_where_sums_are_exact(profile):
+    random = np.random.default_rng(5)
+    a = random.integers(-2, 3, (8, 2, 4, 4)) * 1.0
+    ds = random.integers(-2, 3, (8, 3, 4, 4)) / 8
+    ids, de = random.integers(0, 4, (8, 2)), random.integers(-2, 3, (8, 2, 3)) / 8
+
+    def after(**how):
+        conv, table = np.ones((3, 2, 3, 3)), np.ones((4, 3))
+        net = [layers.Conv2d("conv", conv), layers.Embedding("emb", table)]
+        net, first = (net[1:], 1) if profile == "corrected" else (net, 0)
+        how = {"profile": profile, "reduction": "mean-of-factors", "batch_size": 8, **how}
+        optimizer = thor(net, np.asarray(1.0), 0.5, 0.0, **how)
+        optimizer(
+            (np.ones_like(conv), np.ones_like(table))[first:],
+            activations={k: {"conv": a, "emb": ids}[k] for k in optimizer.factored},
+            output_gradients={k: {"conv": ds, "emb": de}[k] for k in optimizer.factored},
+        )
+        assert not (optimizer.parameters[-1].data == 1).all()
+        return values(optimizer)
+
+    wanted = after()
+    for size in (1, 2, 4, 8):
+        found = after(fixed_order=size)
+        assert all(same_bits(x, found[name]) for name, x in wanted.items()), size
+
+
+def test_a_fixed_order_beside_a_convolution_of_the_mean_sample_is_rejected():
+    how = {"fixed_order": 2, "reduction": "mean-of-factors"}
+    with pytest.raises(ValueError, match="fixed_order: None is required beside a convolution"):
+        made(profile="corrected", **how)
+    thor(dense(np.ones((1, 1))), 0.5, 0.5, 0.5, profile="corrected", **how)
+
+
+@pytest.mark.parametrize("profile", ["documented", "kfac", "mindspore-ascend"])
+def test_a_state_that_no_step_leaves_is_rejected_and_nothing_is_loaded(profile):
+    optimizer = stepped(made(profile=profile, split_dim=4), [0])
+    good = optimizer.state_dict()
+    own = good["state"]["conv.weight"]
+    inverse, scale = own["a_inverse"], own.get("scale")
+
+    def state(name="conv.weight", **fields):
+        return {"state": {**good["state"], name: {**good["state"][name], **fields}}}
+
+    cases = [
+        (state(a_inverse=inverse[:, :-1, :-1]), ValueError, "a_inverse: shape"),
+        (state("emb.weight", a_inverse=np.ones((1, 4, 4))), ValueError, "a_inverse: shape"),
+        (state("emb.weight", a_inverse=-np.ones(4)), ValueError, "a_inverse: finite"),
+        (state(a_inverse=np.full_like(inverse, np.nan)), ValueError, "a_inverse: finite"),
+        (state(moment=np.full(SHAPES["conv.weight"], np.inf)), ValueError, "moment: finite"),
+        (state(a_inverse="x"), TypeError, "a_inverse: an array is required, got str"),
+        (state(moment=5), TypeError, "moment: an array is required, got int"),
+        (state("ln.beta", a_inverse=inverse), ValueError, "state of ln.beta"),
+        ({"state": {**good["state"], "ln.beta": None}}, TypeError, "state of ln.beta: a mapping"),
+        (
+            {"state": {**good["state"], "fc.weight": {"moment": np.ones((3, 5))}}},
+            ValueError,
+            "of fc",
+        ),
+        (state(scale="x"), TypeError if scale is not None else ValueError, "scale"),
+        ({"step": -1}, ValueError, "step: an integer >= 0"),
+        ({"step": 2.5}, TypeError, "step: an integer"),
+        ({"step": True}, TypeError, "step: an integer"),
+        ({"step": "x"}, TypeError, "step: an integer"),
+        ({"step": 0}, ValueError, r"refreshed: \[\] are required"),
+        ({"refreshed": {"zz": 0}}, ValueError, "refreshed"),
+        ({"refreshed": None}, TypeError, "refreshed: a mapping"),
+        ({"refreshed": {**good["refreshed"], "fc": "a"}}, TypeError, r"\['fc'\]: an integer"),
+        ({"refreshed": {**good["refreshed"], "fc": 1}}, ValueError, r"\['fc'\]: a step before 1"),
+        ({"profile": [1]}, ValueError, "profile"),
+    ]
+    before = snapshot(optimizer)
+    for change, error, match in cases:
+        with pytest.raises(error, match=match):
+            optimizer.load_state_dict({**good, **change})
+        assert snapshot(optimizer) == before
+    for none in (None, [], "x"):
+        with pytest.raises(TypeError, match="state_dict: a mapping is required"):
+            optimizer.load_state_dict(none)
+    for key in good:
+        with pytest.raises(KeyError, match=f"state_dict: {key} is required"):
+            optimizer.load_state_dict({k: x for k, x in good.items() if k != key})
+    optimizer.load_state_dict(good)
+    assert snapshot(optimizer) == before
+
+
+@pytest.mark.parametrize("profile", rule.PROFILES)
+@pytest.mark.parametrize("split", [2, 128])
+def test_every_profile_loads_what_it_saves(profile, split):
+    optimizer = stepped(made(profile=profile, split_dim=split), range(2))
+    other = made(profile=profile, split_dim=split)
+    other.load_state_dict(optimizer.state_dict())
+    assert snapshot(other)[1:2] == snapshot(optimizer)[1:2]
+    assert pickle.dumps(other.state_dict()) == pickle.dumps(optimizer.state_dict())
+
+
+# -- names ----------------------------------------------------------------------------------------
+def test_two_parameters_of_one_name_are_rejected():
+    net = [layers.Dense("a.b", np.ones((2, 2))), layers.Other("a", **{"b.weight": np.ones(2)})]
+    with pytest.raises(ValueError, match=r"each parameter, got 'a\.b\.weight' twice"):
+        thor(net, 0.5, 0.5, 0.5)
+
+
+def test_a_layer_that_is_refused_renames_no_parameter_and_a_later_one_no_state():
+    w, four = refopt.Parameter(np.ones((2, 2)), name="mine"), np.ones((2, 2, 1, 1))
+    for make in (
+        lambda: layers.Dense("fc", w, np.ones(3)),
+        lambda: layers.Conv2d("c", w),
+        lambda: layers.EmbeddingLookup("e", w, "GPU"),
+        lambda: layers.LayerNorm("ln", w, np.ones(3)),
+        lambda: layers.Other("x", w, 5),
+    ):
+        with pytest.raises((TypeError, ValueError)):
+            make()
+        assert w.name == "mine"
+    kernel = refopt.Parameter(four)
+    with pytest.raises(ValueError, match="stride"):
+        layers.Conv2d("c", kernel, stride=0)
+    assert kernel.name is None
+    optimizer = thor([layers.Dense("fc", w)], 0.5, 0.5, 0.5, batch_size=1)
+    layers.Other("elsewhere", w)
+    assert list(optimizer.state_dict()["state"]) == ["fc.weight"]
+    unit = np.eye(2)
+    optimizer((unit,), factors={"fc": layers.Factors(unit, unit)})
+    assert list(optimizer.report()["parameters"]) == ["fc.weight"]
+
+
+def test_a_layers_name_stays_and_its_parameters_are_found_by_theirs():
+    ln = layers.LayerNorm("ln", np.ones(2), np.zeros(2))
+    assert (ln.gamma, ln.beta) == ln.parameters == (ln["gamma"], ln["beta"])
+    other = layers.Other("x", np.ones(1), mean=np.ones(2))
+    assert (other["0"], other["mean"]) == other.parameters
+    with pytest.raises(KeyError, match="x: one of 0, mean is required, got 'y'"):
+        other["y"]
+    with pytest.raises(AttributeError, match="name"):
+        ln.name = "y"
+
+
+def test_data_that_are_replaced_by_others_are_rejected():
+    layer = layers.Other("x", np.ones(3))
+    optimizer = thor([layer], 0.5, 0.5, 0.5)
+    for data, error in ((np.ones((3, 3)), ValueError), (np.ones(3, "f4"), TypeError)):
+        layer["0"].data = data
+        with pytest.raises(error, match=r"x\.0: data, as when the optimizer was made"):
+            optimizer((np.ones_like(data),))
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "match"),
+    [
+        (lambda: layers.Layer("a", w=np.ones(2)), TypeError, "a: a layer of a kind"),
+        (lambda: layers.Other("a", None), TypeError, r"a\.0: an array"),
+        (lambda: layers.Other("a", np.ones(1), **{"0": np.ones(2)}), ValueError, "'0' twice"),
+        (lambda: layers.LayerNorm("l", np.ones(3), np.ones(4)), ValueError, "l: a bias of the sh"),
+        (
+            lambda: layers.Conv2d("c", np.ones((1, 1, 1, 1)), padding=np.ones(2, int)),
+            ValueError,
+            "c: padding",
+        ),
+        (lambda: single(profile=["kfac"]), ValueError, "profile: one of"),
+        (lambda: single(reduction=["x"]), ValueError, "reduction: one of"),
+        (lambda: single(learning_rate=10**400), ValueError, "learning_rate: .* 1329 bits"),
+        (lambda: single(damping=10**400), ValueError, "damping: a finite number"),
+        (lambda: single(weight_decay=10**400), ValueError, "weight_decay: a finite number >= 0"),
+        (lambda: single(clip_norm=10**400), ValueError, "clip_norm: a finite number > 0"),
+        (lambda: single(batch_size=10**400), ValueError, "batch_size: an integer that"),
+        (
+            lambda: single(weight_decay=0.5, decay_filter=lambda p: np.ones(2)),
+            TypeError,
+            r"decay_filter: a bool is required for fc\.weight, got numpy",
+        ),
+        (
+            lambda: pushed(*single(learning_rate=lambda t: 10**400)),
+            ValueError,
+            "learning_rate: a finite number",
+        ),
+        (lambda: pushed(*single(damping=lambda t: True)), TypeError, "damping: .* True at step 0"),
+        (lambda: stepped(made(net=grouped()), range(4)), IndexError, "^.?lr: a value for step 3"),
+    ],
+)
+def test_what_would_fail_without_a_name_or_pass_unseen_is_rejected_by_name(make, error, match):
+    with pytest.raises(error, match=match):
+        make()
+
+
+def grouped():
+    conv, fc, *rest = net_of(np.array)
+    return [conv, {"params": [fc], "lr": np.ones(3)}, *rest]
+
+
+@pytest.mark.parametrize("name", ["activations", "output_gradients", "factors"])
+@pytest.mark.parametrize("nothing", [0, [], ""])
+def test_statistics_that_are_empty_and_no_mapping_are_rejected(name, nothing):
+    optimizer = made()
+    gradients, seen = arguments_of(optimizer, 0)
+    with pytest.raises(TypeError, match=f"{name}: a mapping from layers is required"):
+        optimizer(gradients, **{**seen, name: nothing})
+
+
+def test_a_null_communicator_is_rejected():
+    class Null(Twins):
+        def __bool__(self):
+            return False
+
+    with pytest.raises(ValueError, match="comm: a communicator that has workers"):
+        made(comm=Null())
+
+
+def test_an_image_smaller_than_the_kernel_is_named():
+    conv = layers.Conv2d("c", np.ones((1, 1, 3, 3)), padding="valid")
+    optimizer = thor([conv], 0.5, 0.5, 0.5)
+    seen = {"c": np.ones((1, 1, 2, 5))}, {"c": np.ones((1, 1, 0, 3))}
+    with pytest.raises(ValueError, match="as large as the kernel is required, got 2 x 5"):
+        optimizer((np.ones((1, 1, 3, 3)),), activations=seen[0], output_gradients=seen[1])
+
+
+def test_a_net_without_factored_layers_needs_no_statistics():
+    assert not thor([layers.LayerNorm("ln", np.ones(2))], 0.5, 0.5, 0.5).needs_statistics
+
+
+def test_numbers_of_numpy_are_numbers():
+    i, x = np.int64(2), np.float32(0.5)
+    conv = layers.Conv2d("c", np.ones((1, 1, 1, 1)), stride=i, padding=(i, i), dilation=i)
+    assert (conv.stride, conv.padding, conv.dilation) == ((2, 2), ((2, 2), (2, 2)), (2, 2))
+    how = {"batch_size": i, "frequency": i, "split_dim": i, "split_indices": [np.int64(0)]}
+    optimizer = thor([conv], x, x, x, weight_decay=x, loss_scale=x, clip_norm=x, **how)
+    unit = layers.Factors(np.eye(1), np.eye(1), i, x)
+    optimizer((np.ones((1, 1, 1, 1)),), factors={"c": unit})
+    with pytest.raises(TypeError, match="momentum: a float"):
+        single(momentum=i)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "uint64", "int32"])
+def test_ids_may_be_integers_of_every_dtype_of_torch(dtype):
+    import torch
+
+    def after(dtype):
+        w = torch.zeros(4, 2)
+        ids = torch.tensor([1, 3, 3]).to(getattr(torch, dtype))
+        optimizer = thor([layers.Embedding("e", w)], 0.5, 0.5, 0.5, batch_size=2)
+        seen = {"activations": {"e": ids}, "output_gradients": {"e": torch.ones(3, 2)}}
+        optimizer((torch.ones(4, 2),), **seen)
+        return w
+
+    assert torch.equal(after(dtype), after("int64"))
+
+
+def test_a_step_that_fails_after_its_messages_does_not_count_them():
+    w = np.ones((4, 2))
+    optimizer = thor(dense(w), 0.5, 0.25, 0.5, comm=Twins(), batch_size=1)
+    bad = layers.Factors(np.eye(2), -np.eye(4))
+    with pytest.raises(np.linalg.LinAlgError):
+        optimizer((w,), factors={"fc": bad})
+    assert optimizer.messages == 0
+    optimizer((np.ones_like(w),), factors={"fc": bad._replace(G=np.eye(4))})
+    assert optimizer.messages == 1
+
+
+def test_a_step_on_dask_leaves_nothing_to_compute():
+    da = pytest.importorskip("dask.array", reason="needs dask")
+    w = da.ones((3, 4), chunks=2)
+    optimizer = thor(dense(w), 0.5, 0.5, 0.5, frequency=2, batch_size=5)
+    for _ in range(3):
+        seen = {"activations": {"fc": da.ones((5, 4))}, "output_gradients": {"fc": da.ones((5, 3))}}
+        optimizer((da.ones((3, 4), chunks=2),), **seen)
+    kept = optimizer.state_dict()["state"]["fc.weight"].values()
+    for x in (w, *optimizer.moments):
+        assert len(x.dask) == x.npartitions
+    assert len(list(kept)) == 3

@@ -26,10 +26,10 @@ def finite(arrays: Sequence[Any]) -> list[bool]:
     return [bool(flag) for flag in to_numpy(flags)]
 
 
-def any_of(arrays: Sequence[Any]) -> list[bool]:
-    """Whether an element is not 0, of each array."""
+def any_beyond(limit: float, arrays: Sequence[Any]) -> list[bool]:
+    """Whether an element is larger than the limit, its sign aside, of each array."""
     xp = array_namespace(arrays[0])
-    return [bool(flag) for flag in to_numpy(xp.stack([xp.any(x != 0) for x in arrays]))]
+    return [bool(flag) for flag in to_numpy(xp.stack([xp.any(xp.abs(x) > limit) for x in arrays]))]
 
 
 def invertible(arrays: Sequence[Any]) -> list[bool]:

@@ -12,7 +12,7 @@ import numpy as np
 from refopt.interp.arrays import Floats, dtype_name, init, passage, recording, run
 from refopt.interp.host import is_array, placed
 from refopt.interp.measures import (
-    any_of,
+    any_beyond,
     conditions,
     fault_of,
     finite,
@@ -86,7 +86,8 @@ class THOR:
         γ; an array has one value a step, a callable takes the number of steps done. Under a
         profile of MindSpore an array is required.
     damping : float, 1-D array or callable
-        λ ≥ 0, likewise.
+        λ ≥ 0, likewise. Under "documented" a step is at most λ⁻² times the plain gradient: start
+        with a γ of λ² times a rate of SGD, and go up; a larger λ brings it nearer to SGD.
     momentum : float
         μ ≥ 0.
     weight_decay : int or float
@@ -112,14 +113,14 @@ class THOR:
         Whose rule: "documented", or another of `refopt.rules.thor.PROFILES`.
     comm : mpi4py communicator, optional
         Of the workers, each with the same number of samples, among whom factors or inverses are
-        reduced; gradients are the user's to reduce. An error on one worker must end all of them,
-        as those that wait for it will not return (default: None).
+        reduced; gradients are the user's to reduce. A worker that raises before it has sent leaves
+        the others waiting: `mpiexec -n 4 python -m mpi4py script.py` ends all (default: None).
     reduction : str, optional
         "mean-of-factors", "mean-of-inverses" or "sum-of-inverses" (default: the profile's).
     fixed_order : int, optional
         Factors are taken of this many samples at a time and added one after the other, over all
-        workers by rank: for any number of workers the same bits. Needs a reduction of factors
-        (default: None).
+        workers by rank: for any number of workers the same bits. Needs a reduction of factors, and
+        no convolution whose factors are those of a mean sample (default: None).
     keep_inverse : bool
         Where a factor is not positive definite or not finite: warn, and keep the layer's previous
         inverse, if there is one (default: False, an error).
@@ -143,6 +144,9 @@ class THOR:
     ------
     TypeError, ValueError, KeyError
         An argument of another kind or out of its range, a malformed group; the message names it.
+
+    Layers that share a parameter, tied weights, are an error, as each would need factors of its
+    own. On dask a step computes what it leaves behind.
 
     Example
     -------
@@ -618,12 +622,13 @@ class THOR:
             c.decay.after(q.preconditioned, p, h)
             for q, p, h in zip(quantities, arrays, hypers, strict=True)
         ]
-        lost = zip(any_of(before), any_of([q.gradient for q in quantities]), strict=True)
-        for name, (was, stays) in zip(self._names, lost, strict=True):
-            if was and not stays:
+        was = any_beyond(float(self._hyper.clip_norm), before)
+        stays = any_beyond(0.0, [q.gradient for q in quantities])
+        for name, large, left in zip(self._names, was, stays, strict=True):
+            if large and not left:
                 msg = (
-                    f"{name}: a preconditioned gradient whose norm has a square in the dtype is "
-                    f"required where it is clipped, got another at step {self._steps}"
+                    f"{name}: a preconditioned gradient that can be squared is required where its "
+                    f"norm is clipped, got one that over- or underflows at step {self._steps}"
                 )
                 raise ValueError(msg)
 
