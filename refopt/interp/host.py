@@ -52,10 +52,11 @@ def holds(wide: Any, narrow: Any) -> bool:
     return f.precision <= g.precision and f.emax <= g.emax and f.spacing >= g.spacing
 
 
-def converts(x: str, dtype: str) -> bool:
-    """Whether numbers of the dtype `x` become some of `dtype`: no text, no complex ones real."""
-    part, whole = (name.rstrip("0123456789") for name in (x, dtype))
-    return part in NUMBERS and whole in NUMBERS and (part != "complex" or whole == part)
+def converts(x: Any, dtype: str) -> bool:
+    """Whether the array `x` becomes one of `dtype`: it has numbers, no complex ones for real."""
+    name = str(getattr(x.dtype, "name", dtype_name(x)))  # NumPy's: of either byte order
+    kind, wanted = (text.rstrip("0123456789") for text in (name, dtype))
+    return kind in NUMBERS and (kind != "complex" or wanted == kind)
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
@@ -78,7 +79,7 @@ def dtype_named(dtype: Any) -> str:
     for given in (dtype, written):
         with suppress(TypeError, ValueError):
             name = str(np.dtype(given).name)
-            if converts(name, name):
+            if name.rstrip("0123456789") in NUMBERS:
                 return name
     msg = f"dtype: a dtype of numbers is required, got {dtype!r}"
     raise TypeError(msg)

@@ -11,9 +11,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from array_api_compat import size
 
-from refopt.interp.arrays import dtype_name
-from refopt.interp.formats import COMPLEX
-from refopt.interp.host import copied, is_array, to_numpy
+from refopt.interp.host import converts, copied, is_array, to_numpy
 from refopt.optim.hooks import Hooked
 from refopt.optim.parameter import is_parameter, kind, zero_grad
 
@@ -51,13 +49,20 @@ def require(name: str, value: Any, below: float | None = None) -> None:
 
 
 def number(name: str, value: Any) -> float:
-    """`value` as a float; TypeError for what is no real number, a string of digits too."""
+    """`value` as a float; TypeError for what is no real number, a string of digits too.
+
+    ValueError for an integer that overflows.
+    """
     one = not is_array(value) or size(value) == 1
-    real = not (hasattr(value, "dtype") and dtype_name(value) in COMPLEX)
+    real = not hasattr(value, "dtype") or converts(value, "float64")
     if not (one and real and hasattr(value, "__float__")):
         msg = f"{name}: a number is required, got {value!r}"
         raise TypeError(msg)
-    return float(to_numpy(value).reshape(()) if is_array(value) else value)
+    try:
+        return float(to_numpy(value).reshape(()) if is_array(value) else value)
+    except OverflowError as error:
+        msg = f"{name}: a number of float64 is required, got {value!r}"
+        raise ValueError(msg) from error
 
 
 class Optimizer(Hooked):

@@ -189,11 +189,10 @@ def converted(where: str, value: Any, like: Any, dtype: Any = None) -> Any:
     value = value if is_array(value) else _numbers(where, value)
     dtype = like.dtype if dtype is None else dtype
     name = dtype_named(dtype)
-    given = getattr(value.dtype, "name", dtype_name(value))  # of either byte order
-    if not converts(given, name):
-        msg = f"{where}: numbers of {name} are required, got {given}"
+    if not converts(value, name):
+        msg = f"{where}: numbers of {name} are required, got {dtype_name(value)}"
         raise TypeError(msg)
-    if given != name and numpy_dtype(name).kind in "biu":
+    if dtype_name(value) != name and numpy_dtype(name).kind in "biu":
         host = to_numpy(value)
         with np.errstate(invalid="ignore"):
             exact = (host.astype(name) == host).all()
