@@ -325,3 +325,42 @@ def test_a_recorded_inverse_keeps_the_bound_of_its_residual_and_what_is_none_doe
             found.append(max(shares))
     assert found
     assert all(share < 0.125 or share > 1000 for share in found)
+
+
+def moved(name, share):
+    """A recording whose first inverse is moved until its residual is so large a share of the bound.
+
+    Along the eigenvector in which the inverse is largest, which the gradient feels most; every
+    element stays inside the range of its own.
+    """
+    case, run, profile = recorded(name)
+    with precision(128):
+        layer, quantity, (block,), _ = next(inverses(name))
+    assert quantity == "a_inverse"
+    b = np.array([[float(e.mid()) for e in row] for row in block])
+    key = next(key for key, x in case.layers.items() if x == layer)
+    tensor = run.factors[1][quantity][key]
+    x = np.reshape(tensor.values, b.shape)
+    v = np.linalg.eigh(b)[1][:, 0]
+    bound = 8 * len(b) * U * np.linalg.norm(b, 1) * np.linalg.norm(x, 1)
+    along = np.outer(v, v)
+    x = x + share * bound / np.linalg.norm(b @ along, 1) * along
+    new = Tensor(tensor.dtype, tensor.shape, np.float32(x).ravel().tolist())
+    shown = run.factors[1] | {quantity: run.factors[1][quantity] | {key: new}}
+    return case, run._replace(factors=run.factors | {1: shown}), profile
+
+
+SMALL = "2-10.mlp-small-damping"
+
+
+def test_an_inverse_is_judged_by_its_residual_and_not_by_its_elements():
+    case, run, profile = moved(SMALL, 20)
+    first = judge(case, run, profile).verdict(axes=False).first
+    assert (first.step, first.quantity) == (1, "a_inverse")
+    assert math.isnan(first.low)  # no element is outside: no inverse of this residual is possible
+
+
+def test_what_follows_an_inverse_begins_with_the_one_that_is_shown():
+    case, run, profile = moved(SMALL, 0.9)
+    first = judge(case, run, profile).verdict(axes=False).first
+    assert first.quantity == "gradient"

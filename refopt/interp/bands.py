@@ -23,12 +23,16 @@ LARGEST = {name: float(f.largest) for name, f in FORMATS.items()}
 
 
 class Band:
-    """An array of ranges in one dtype; an element without bounds is (-inf, inf)."""
+    """An array of ranges in one dtype; an element without bounds is (-inf, inf).
 
-    __slots__ = ("dtype", "high", "low", "space")
+    `inverts`: the matrices that these are the inverses of, and the number that multiplies them.
+    """
+
+    __slots__ = ("dtype", "high", "inverts", "low", "space")
 
     def __init__(self, low: Ends, high: Ends, dtype: str, space: Bands) -> None:
         self.low, self.high, self.dtype, self.space = low, high, dtype, space
+        self.inverts: tuple[Band, Any] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -107,11 +111,17 @@ class Bands:
 
     def multiplied(self, x: Any, y: Any) -> Band:
         square = x is y
+        inverts = None
+        for one, other in ((x, y), (y, x)):
+            if isinstance(one, Band) and one.inverts and not isinstance(other, Band):
+                inverts = one.inverts[0], one.inverts[1] * other
         x, y = self._meet(x, y)
         with np.errstate(all="ignore"):
             ends = [x.low * y.low, x.low * y.high, x.high * y.low, x.high * y.high]
         exact = _zero(x) | _zero(y)
-        return self._corners(ends, x.dtype, exact, square=square)
+        product = self._corners(ends, x.dtype, exact, square=square)
+        product.inverts = inverts
+        return product
 
     def divided(self, x: Any, y: Any) -> Band:
         x, y = self._meet(x, y)
@@ -227,7 +237,29 @@ class Bands:
             row = np.max(size, axis=-1, keepdims=True)
             wide = exact + residual * np.minimum(row, np.swapaxes(row, -1, -2)) * (1 + 8 * n * U)
             wide = np.where(sound & (alpha < 1), wide, np.inf)
-            return self.bounded(inverse - wide, inverse + wide, x.dtype)
+            result = self.bounded(inverse - wide, inverse + wide, x.dtype)
+        result.inverts = x, 1.0
+        return result
+
+    def beside_shown(self, band: Band, values: Ends) -> Band:
+        """`band` for what is shown: of an inverse without any value where that breaks ENV-20.
+
+        That is where the residual of what is shown is proved to be larger than the bound, for every
+        matrix in the range.
+        """
+        if band.inverts is None or values.shape != band.shape:
+            return band
+        matrix, scale = band.inverts
+        (b, r), (x, s) = _middle(matrix), _middle(self.array(values, band.dtype) / scale)
+        n = band.shape[-1]
+        with np.errstate(all="ignore"):
+            spread = abs(b) @ (s + 4 * (n + 2) * U * abs(x)) + r @ (abs(x) + s)
+            residual = np.maximum(abs(b @ x - np.eye(n)) - spread * (1 + 8 * n * U), 0.0)
+            limit = self._inversion(n, band.dtype) * _one_norm(abs(b) + r) * _one_norm(abs(x) + s)
+            far = _one_norm(residual) * (1 - 2e3 * U) > limit
+        none = np.broadcast_to(far, band.shape)
+        low, high = np.where(none, np.inf, band.low), np.where(none, -np.inf, band.high)
+        return Band(low, high, band.dtype, self)
 
     def _inversion(self, n: int, dtype: str) -> float:
         """The residual of an inversion, as a share of the norms of both matrices."""

@@ -181,14 +181,24 @@ class Layered:
         if new is None:
             return None
         w = layer.params[0]
-        factors = new.factors._replace(
-            A=self._shown(t, "A", w, new.factors.A), G=self._shown(t, "G", w, new.factors.G)
+        factors, inverse = new.factors, new.inverse
+        factors = factors._replace(
+            A=self._passed(t, "A", w, factors.A), G=self._passed(t, "G", w, factors.G)
         )
-        inverse = new.inverse._replace(
-            A=self._shown(t, "a_inverse", w, new.inverse.A),
-            G=self._shown(t, "g_inverse", w, new.inverse.G),
+        inverse = inverse._replace(
+            A=self._passed(t, "a_inverse", w, inverse.A),
+            G=self._passed(t, "g_inverse", w, inverse.G),
         )
         return new._replace(factors=factors, inverse=inverse)
+
+    def _passed(self, t: int, quantity: str, i: int, computed: Any) -> Any:
+        """What a run shows, if the range that was computed holds it; else that range."""
+        values = self.shown.get((t, quantity, i))
+        if values is None or not isinstance(computed, Band):
+            return computed
+        values = _blocks(values, computed.shape)
+        holds = self.space.beside_shown(computed, values).holds(values)
+        return self.space.array(values, computed.dtype) if np.all(holds) else computed
 
     def _shown(self, t: int, quantity: str, i: int, computed: Any) -> Any:
         values = self.shown.get((t, quantity, i))
@@ -373,7 +383,9 @@ class LayerJudge(Judge):
                     if values is None:
                         continue
                     band = x if isinstance(x, Band) else space.beside(x)
-                    yield key, space.reshape(band, (-1,)), _blocks(values, band.shape).reshape(-1)
+                    values = _blocks(values, band.shape)
+                    band = space.beside_shown(band, values)
+                    yield key, space.reshape(band, (-1,)), values.reshape(-1)
                 if t == last:
                     break
         except IndexError:

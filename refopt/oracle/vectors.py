@@ -159,6 +159,8 @@ class Stored(Layered):
         self.shown[t, quantity, i] = _once(computed, self.case.dtypes[i])
         return self.shown[t, quantity, i]
 
+    _passed = _shown
+
 
 def _once(balls: Any, dtype: str) -> Any:
     """Balls rounded once, proven: both ends round alike."""
