@@ -13,6 +13,7 @@ import pytest
 import thor_worker
 from backends import same_bits
 
+from refopt import layers, thor
 from refopt.parallel.mpi import Sums, shares
 
 # Of three layers; those after the last index are a group of their own.
@@ -83,6 +84,47 @@ def test_shares_must_fill_the_samples():
         ValueError, match=r"fixed_order: a divisor of the 6 samples of 'fc'.* got 4"
     ):
         shares("fc", 6, 4)
+
+
+class Pair(Recorder):
+    """A communicator of two workers, of which the other one's messages are known."""
+
+    def __init__(self, others):
+        super().__init__(2)
+        self.others = others
+
+    def Allreduce(self, given, total):  # noqa: N802
+        self.messages.append(given.copy())
+        total[...] = given + self.others.pop(0)
+
+    Get_rank = Send = Recv = Bcast = Recorder.Get_size
+
+
+def test_workers_with_unequal_samples_step_alike():
+    random = np.random.default_rng(3)
+    seen = [
+        (random.integers(0, 4, n), random.normal(size=(n, 2)), random.normal(size=(n, 3)))
+        for n in (2, 6)
+    ]
+
+    def stepped(rank, others):
+        comm = Pair(others)
+        net = [layers.Embedding("emb", np.ones((4, 2))), layers.Dense("fc", np.ones((3, 2)))]
+        optimizer = thor(net, 0.5, 0.5, 0.5, batch_size=4, comm=comm)
+        ids, d, e = seen[rank]
+        gradients = (np.ones((4, 2)), np.ones((3, 2)))
+        inputs, outputs = {"emb": ids, "fc": d}, {"emb": d, "fc": e}
+        optimizer(gradients, activations=inputs, output_gradients=outputs)
+        return comm.messages, [p.data for p in optimizer.parameters]
+
+    sent = [stepped(rank, [0.0])[0] for rank in (0, 1)]
+    one, other = (stepped(rank, sent[1 - rank])[1] for rank in (0, 1))
+    assert all(same_bits(x, y) for x, y in zip(one, other, strict=True))
+    counts = np.bincount(np.concatenate([ids for ids, *_ in seen]), minlength=4)
+    g = np.mean([d.T @ d / len(d) for _, d, _ in seen], axis=0) * 16 + 0.5 * np.eye(2)
+    wanted = 1 - 0.5 * np.diag(1 / (counts / 8 + 0.5)) @ np.ones((4, 2)) @ np.linalg.inv(g)
+    allowed = 64 * np.finfo(float).eps * np.linalg.cond(g) * np.linalg.norm(wanted)
+    assert np.linalg.norm(one[0] - wanted) <= allowed
 
 
 # -- workers under mpiexec ------------------------------------------------------------------------
@@ -156,6 +198,17 @@ def test_a_fixed_order_gives_the_same_bits_for_any_number_of_workers(tmp_path):
     assert not all(same_bits(x, whole[name]) for name, x in wanted.items())
 
 
+@pytest.mark.parametrize("profile", ["corrected", "mindspore-gpu"])
+def test_a_fixed_order_counts_what_a_worker_has_and_not_a_part_of_it(profile, tmp_path):
+    how = {"profile": profile, "reduction": "mean-of-factors"}
+    # the release divides A of fc2 by its 3 inputs, which rounds; that of fc1 by 4
+    wanted = {k: x for k, x in arrays(alone(exact=True, **how)).items() if "fc2" not in k}
+    assert any("fc1" in name for name in wanted)
+    for size in (1, 2, 4):
+        for own in workers(size, tmp_path, exact=True, fixed_order=2, **how):
+            assert all(same_bits(x, arrays(own)[name]) for name, x in wanted.items()), size
+
+
 def test_inverses_are_summed_or_averaged_where_the_profile_or_the_user_says_so(tmp_path):
     mean = arrays(workers(4, tmp_path, profile="corrected")[3])
     total = arrays(workers(4, tmp_path, profile="corrected", reduction="sum-of-inverses")[0])
@@ -174,7 +227,7 @@ def test_a_fault_on_one_worker_ends_the_step_of_all_and_changes_nothing(reductio
     weights = thor_worker.data(False)[0]
     for rank, own in enumerate(found):
         own_fault = reduction == "mean-of-factors" or rank == 2
-        where = "factor A, block 0 of 1" if own_fault else "another worker"
-        assert "layer 'fc1'" in str(own["error"])
+        where = "that is not, after damping" if own_fault else "another one from another worker"
+        assert "layer 'fc1', factor A, block 0 of 1" in str(own["error"])
         assert where in str(own["error"])
         assert same_bits(own["fc1.weight"], weights["fc1"])

@@ -391,8 +391,8 @@ def together(choices, workers=2):
 
 def test_the_mean_of_factors_is_that_of_all_rows():
     shares, sent, fresh = together(Choices())
-    (a, g), (b, h) = (own[0] for own in sent)
-    found = fresh(shares[0], total=lambda arrays: [(a + b, g + h)], workers=2)
+    sums = [tuple(map(sum, zip(*(own[0] for own in sent), strict=True)))]
+    found = fresh(shares[0], total=lambda arrays: sums, workers=2)
     whole = fresh(Statistics(*(np.concatenate(x) for x in zip(*shares, strict=True))))
     for x, y in zip(
         (*found.factors[:2], *found.inverse[:2]),

@@ -40,7 +40,7 @@ def optimizer_of(weights, comm, batch, **arguments):
         layers.Dense("fc2", weight=weights["fc2"].copy()),
         layers.Embedding("emb", weight=weights["emb"].copy()),
     ]
-    given = {"learning_rate": 0.25, "damping": 0.5, "momentum": 0.5, **arguments}
+    given = {"learning_rate": np.asarray(0.25), "damping": 0.5, "momentum": 0.5, **arguments}
     return refopt.thor(net, batch_size=batch, frequency=2, comm=comm, **given)
 
 

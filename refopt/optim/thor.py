@@ -513,7 +513,7 @@ class THOR:
             rows = shares(own.name, xp.length(x.ds), self._fixed_order)
             seen = [(_rows(x.a, share, xp), _rows(x.ds, share, xp)) for share in rows]
             found = [rule.statistics(layer, a, ds, choices, xp=xp) for a, ds in seen]
-            columns.append([_for_all(f, len(found), layer) for f in found])
+            columns.append([rule.part_of(layer, f, len(found), choices) for f in found])
         most = max(len(column) for column in columns)
         for own, layer, column in zip(self._layers, self._net, columns, strict=True):
             if layer.kind not in rule.FACTORED:
@@ -601,7 +601,8 @@ class THOR:
         stages = ("g", "preconditioned", "gradient", "m", "param")
         good = finite([x for q in quantities for x in (q.m, q.param)])
         if not all(good):
-            i = good.index(False) // 2
+            pairs = zip(good[::2], good[1::2], strict=True)
+            i = [all(pair) for pair in pairs].index(False)
             q, name, damping = quantities[i], self._names[i], hypers[i].damping
             (stage, *_) = (x for x in stages if not finite([getattr(q, x)])[0])
             if i in norms and stage == "preconditioned" and _at(damping, self._steps) == 0:
@@ -772,13 +773,7 @@ class _Options(NamedTuple):
 
 def _at(values: Any, t: int) -> Any:
     """A schedule's value at step t."""
-    return values[min(t, len(values) - 1)] if isinstance(values, tuple) else values
-
-
-def _for_all(f: rule.Factors, parts: int, layer: rule.Layer) -> rule.Factors:
-    """Factors of a part of a worker's samples, with the counts that as many such parts have."""
-    a = parts * f.A if layer.kind in rule.TABLES else f.A
-    return rule.Factors(a, f.G, parts * f.a_normalizer, parts * f.g_normalizer)
+    return rule.the_last(values, t) if isinstance(values, tuple) else values
 
 
 def _rows(x: Any, rows: slice, xp: Any) -> Any:

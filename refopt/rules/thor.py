@@ -675,6 +675,16 @@ def statistics(layer: Layer, a: Array, ds: Array, choices: Choices, *, xp: Matri
     return Factors(moment(a, c.dense(a, layer, xp), xp), moment(d, xp.length(d), xp))  # THO-3.2
 
 
+def part_of(layer: Layer, factors: Factors, parts: int, choices: Choices) -> Factors:
+    """Factors of one of equal parts of a worker's samples, of which the mean is the worker's.
+
+    What grows with the rows is that of as many such parts.
+    """
+    grows = layer.kind in TABLES or (layer.kind == DENSE and choices.dense is by_features)
+    a = parts * factors.A if grows else factors.A
+    return Factors(a, factors.G, parts * factors.a_normalizer, parts * factors.g_normalizer)
+
+
 def matrix_of(layer: Layer) -> tuple[int, int]:
     """The size of G and A: the weight as a matrix, in the order out, in, kh, kw."""
     outputs, *inputs = layer.shape
