@@ -96,6 +96,7 @@ def test_deprecated_arguments_warn_and_change_nothing(key):
     [
         ({"weight_decay": 0.1}, TypeError, "unexpected keyword argument 'weight_decay'"),
         ({"learning_rate": "0.1"}, TypeError, "learning_rate: a number is required"),
+        ({"learning_rate": {}}, ValueError, "learning_rate: class_name and config are required"),
         ({"learning_rate": None}, TypeError, "learning_rate: a number is required"),
         ({"learning_rate": 10**400}, ValueError, "learning_rate: a number of float64 is required"),
         ({"learning_rate": np.array(["0.1"])}, TypeError, "learning_rate: a number is required"),
@@ -567,8 +568,11 @@ def test_add_variable_from_reference_is_like_its_variable(make):
         assert same_bits(host, library.get(v.data))
         assert given.data is not v.data
         assert (library.get(number.data) == 5).all()
-        with pytest.raises(ValueError, match="shape"):
-            opt.add_variable_from_reference(v, "wrong", np.ones(2))
+        for wrong in (np.ones(2), np.ones((1, 1))):
+            with pytest.raises(ValueError, match=r"initial_value: shape \(2, 3\) is required"):
+                opt.add_variable_from_reference(v, "wrong", wrong)
+        with pytest.raises(TypeError, match=r"initial_value: numbers of .* are required"):
+            opt.add_variable_from_reference(v, "wrong", "a")
         with pytest.raises(TypeError, match="model_variable"):
             opt.add_variable_from_reference(START, "wrong")
 
@@ -952,6 +956,17 @@ def test_numpy_makes_an_array_of_a_variable(make):
             assert np.array(v).shape == (2, 3)
         assert np.asarray(Variable(library.array(START)), "float64").dtype == "float64"
     assert np.asarray(RMSprop(0.1).learning_rate) == 0.1
+
+
+def test_no_constant_is_made_of_a_variable_while_a_tape_records():
+    v = variable()
+    with refopt.GradientTape() as tape:
+        loss = (v * v).sum()
+        for x in (v, loss):
+            with pytest.raises(TypeError, match=r"numpy.asarray: no open tape is required"):
+                np.asarray(x)
+    assert np.asarray(loss) == (START.astype("f4") ** 2).sum()
+    assert same_bits(tape.gradient(loss, v), START.astype("f4") * 2)
 
 
 def test_complex_numbers_are_not_assigned_to_real_variables():

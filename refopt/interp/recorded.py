@@ -14,7 +14,9 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeAlias
 
-from refopt.interp.host import copied, is_array
+import numpy as np
+
+from refopt.interp.host import copied, is_array, to_numpy
 
 Tape: TypeAlias = "list[Recorded]"
 Method: TypeAlias = Callable[..., Any]
@@ -103,6 +105,13 @@ class Operators:
         return self.assign(self - value)
 
     __iter__ = None  # else Python would try __getitem__ without end
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        if _active.get() is not None:  # which would take the array for a constant
+            msg = f"numpy.asarray: no open tape is required, got a {type(self).__name__} in one"
+            raise TypeError(msg)
+        x = self.operand
+        return np.asarray(to_numpy(x) if is_array(x) else x, dtype=dtype, copy=copy)
 
     def __array_ufunc__(self, function: Any, method: str, *operands: Any, **options: Any) -> Any:
         return call(getattr(function, method), *operands, **options)

@@ -359,9 +359,10 @@ class Optimizer:
             kept = Slot(data, f"{variable_name}/{_name(model_variable)}")
             if initial_value is not None:
                 value = converted("initial_value", initial_value, like)
-                if tuple(value.shape) == ():
-                    value = namespace_of(like).xp.broadcast_to(value, kept.shape)
-                kept.assign(value)
+                if tuple(value.shape) not in ((), kept.shape):
+                    msg = f"initial_value: shape {kept.shape} is required, got {tuple(value.shape)}"
+                    raise ValueError(msg)
+                kept.assign(namespace_of(like).xp.broadcast_to(value, kept.shape))
         kept.data = laid_out_like(kept.data, like)
         self._own.append(kept)
         return kept

@@ -143,9 +143,6 @@ class Parameter(Operators):
         self._data = write(self._data, value)
         return self
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        return np.asarray(to_numpy(self.data), dtype=dtype, copy=copy)
-
     def __repr__(self) -> str:
         name = "" if self.name is None else f", name={self.name!r}"
         return f"{type(self).__name__}({self._data!r}{name})"

@@ -208,9 +208,12 @@ def deserialize(config: Mapping[str, Any]) -> LearningRateSchedule:
     Raises
     ------
     ValueError
-        No such schedule is defined; a module that was not imported defines none.
+        No such schedule is defined; a module that was not imported defines none. No config.
 
     """
+    if not {"class_name", "config"} <= set(config):
+        msg = f"learning_rate: class_name and config are required, got {dict(config)!r}"
+        raise ValueError(msg)
     module, name = config.get("module", __name__), config["class_name"]
     found = LearningRateSchedule._known.get((module, name))
     if found is None:
