@@ -1293,6 +1293,10 @@ def test_a_build_that_runs_out_of_memory_builds_nothing():
     v = variable()
     opt = RMSprop(0.1, momentum=0.9, use_ema=True)
     huge = Variable(np.broadcast_to(np.float32(1), (10**15,)))
+    base = Optimizer(use_ema=True)
+    with pytest.raises(MemoryError):
+        base.build([v, huge])
+    assert len(base.variables) == 1
     rows = IndexedSlices([1.0], [0])
     for call in (opt.build, lambda vs: opt.apply_gradients([(gradient(), v), (rows, huge)])):
         with pytest.raises(MemoryError):
