@@ -27,6 +27,7 @@ ARROWS = {
     "optim": {*COMMON, "rules", "interp", "parallel"},
     "layers": {"optim"},
     "schedules": {"optim"},
+    "__main__": {"cli"},
     "oracle": {*COMMON, "rules", "interp", "optim"},
     "cli": {"", *COMMON, "rules", "interp", "parallel", "problems", "optim", "oracle"},
 }
@@ -47,6 +48,7 @@ PACKAGES = {
     "optim": {ANYWHERE: ARRAYS, INSIDE: {"safetensors"}},
     "layers": {ANYWHERE: set(), INSIDE: set()},
     "schedules": {ANYWHERE: set(), INSIDE: set()},
+    "__main__": {ANYWHERE: set(), INSIDE: set()},
     "oracle": {ANYWHERE: {*ARRAYS, "flint"}, INSIDE: {"jsonschema"}},
     "cli": {ANYWHERE: {"typer", "rich"}, INSIDE: ARRAYS},
 }

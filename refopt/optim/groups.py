@@ -237,7 +237,7 @@ class Optimizer(Hooked):
         for hook in list(self._load_state_dict_pre_hooks.values()):
             replaced = hook(self, state_dict)
             state_dict = state_dict if replaced is None else replaced
-        options = self.defaults.keys() - self.absent.keys()
+        options = [key for key in self.defaults if key not in self.absent]
         groups, states = _loadable(state_dict, options)
         own, saved = ([len(g["params"]) for g in gs] for gs in (self.param_groups, groups))
         if own != saved:
