@@ -1049,3 +1049,27 @@ def test_parameters_without_memory_share_none():
 def test_a_profile_is_a_name(profile):
     with pytest.raises(ValueError, match=r"profile: one of documented, .* is required, got"):
         refopt.NAdam([refopt.Parameter(np.ones(2))], profile=profile)
+
+
+@pytest.mark.jax
+@pytest.mark.parametrize("flag", ["differentiable", "capturable"])
+def test_a_learning_rate_may_be_traced_from_the_constructor_on(flag):
+    import jax
+    import jax.numpy as jnp
+
+    def stepped(lr):
+        param = refopt.Parameter(jnp.ones(3))
+        optimizer = refopt.NAdam([param], lr=lr, **{flag: True})
+        param.grad = jnp.ones(3)
+        optimizer.step()
+        return jnp.sum(param.data)
+
+    with jax.enable_x64(False):
+        lr = jnp.float32(0.5)
+        slope = jax.grad(stepped)(lr)
+        # the step is linear in lr: the slope is what it changes for each unit of lr
+        change = (stepped(lr) - 3.0) / lr
+        assert abs(slope - change) <= 8 * np.spacing(abs(np.float32(slope)))
+        assert jax.jit(stepped)(lr).shape == ()
+        with pytest.raises(ValueError, match="lr: an array of one element is required"):
+            jax.grad(stepped)(jnp.ones(2))

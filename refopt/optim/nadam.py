@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, ClassVar, NamedTuple
 
-from array_api_compat import array_namespace, is_torch_array, size
+from array_api_compat import array_namespace, is_jax_array, is_torch_array, size
 
 from refopt.interp.arrays import (
     Device,
     Floats,
     dtype_name,
     init,
+    is_traced,
     namespace_of,
     recording,
     run,
@@ -139,7 +140,8 @@ class NAdam(Optimizer):
         differentiable: bool = False,
         profile: str = "documented",
     ) -> None:
-        require("lr", _rate("", lr))
+        if not (is_jax_array(_rate("", lr)) and is_traced(lr)):  # which has no value yet
+            require("lr", lr)
         require("eps", eps)
         for i in range(2):
             require(f"betas[{i}]", _item("betas", betas, i), below=1.0)
