@@ -59,7 +59,8 @@ global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency, **kwargs
     Raises
     ------
     ValueError
-        A number out of its range or NaN, an unknown profile, an option in both forms.
+        A number out of the range that the specification gives it, or NaN where it gives one; an
+        unknown profile; an option in both forms.
     TypeError
         An argument that does not exist, or of another kind.
 
