@@ -545,6 +545,18 @@ def test_a_hundred_megabytes_on_stderr_are_neither_judged_nor_kept(mine: Path) -
     assert detail.splitlines()[-1] == "the last words"
 
 
+def test_of_stderr_only_the_end_is_kept(tmp_path: Path) -> None:
+    write = (
+        "import sys; [sys.stderr.write('x' * 10**6) for _ in range(100)]; print('{}', flush=True)"
+    )
+    running = process.Process([sys.executable, "-c", f"{write}; input()"])
+    try:
+        assert running.hear(60.0) == {}
+        assert 0 < sum(map(len, running._said)) <= 2 * process.TAIL
+    finally:
+        running.close()
+
+
 def test_a_program_that_cannot_start_is_named(mine: Path) -> None:
     program = mine / "program"
     program.write_bytes(b"\x00no program")
@@ -836,8 +848,3 @@ def test_links_of_the_document_lead_somewhere() -> None:
     assert len(targets) >= 8
     for target in targets:
         assert (ROOT / "docs" / target).exists(), target
-
-
-def test_a_line_without_end_costs_bounded_memory() -> None:
-    assert process.LONGEST <= 2**24
-    assert process.TAIL <= 2**16

@@ -91,7 +91,7 @@ class Case:
         old = self.params[i]
         keywords = self.function.hyper(self.hyper, self.options)
         grad = from_bits(bits, old.dtype, old.shape)
-        given = self.function.call(old.copy(), grad, self.states[i], **keywords)
+        given = self.function.call(old, grad, self.states[i], **keywords)
         if not isinstance(given, tuple) or len(given) != 2:
             raise TypeError("the function must return (param, state), got %.80r" % (given,))
         new = np.asarray(given[0])
