@@ -33,6 +33,8 @@ class Recorder:
         self.messages.append(given.copy())
         total[...] = self.size * given
 
+    Get_rank = Send = Recv = Bcast = Get_size  # what a communicator has, and nobody asks here
+
 
 def test_an_index_is_the_last_layer_of_its_group_and_26_53_cut_54_factors_in_half():
     factors = [(np.full((2, 2), float(i)), np.full(3, float(i))) for i in range(54)]
@@ -97,8 +99,6 @@ class Pair(Recorder):
         self.messages.append(given.copy())
         total[...] = given + self.others.pop(0)
 
-    Get_rank = Send = Recv = Bcast = Recorder.Get_size
-
 
 def test_workers_with_unequal_samples_step_alike():
     random = np.random.default_rng(3)
@@ -125,6 +125,26 @@ def test_workers_with_unequal_samples_step_alike():
     wanted = 1 - 0.5 * np.diag(1 / (counts / 8 + 0.5)) @ np.ones((4, 2)) @ np.linalg.inv(g)
     allowed = 64 * np.finfo(float).eps * np.linalg.cond(g) * np.linalg.norm(wanted)
     assert np.linalg.norm(one[0] - wanted) <= allowed
+
+
+@pytest.mark.parametrize(
+    ("profile", "own"), [("documented", False), ("kfac", False), ("mindspore-gpu", True)]
+)
+def test_a_normalization_takes_the_samples_of_all_workers_where_factors_are_reduced(profile, own):
+    """The gradient is the mean over all of them; a release takes those of a worker."""
+    gradients = (np.array([1.5, -0.25]), np.array([3.0, 0.125]))
+
+    def stepped(batch_size, comm):
+        net = [layers.LayerNorm("ln", np.ones(2), np.ones(2))]
+        rate, damping = np.array([0.5]), np.array([0.25])
+        optimizer = thor(net, rate, damping, 0.5, profile=profile, batch_size=batch_size, comm=comm)
+        optimizer(gradients)
+        return [p.data for p in optimizer.parameters]
+
+    four, alone, small = stepped(4, Recorder(4)), stepped(16, None), stepped(4, None)
+    for x, whole, part in zip(four, alone, small, strict=True):
+        assert same_bits(x, part if own else whole)
+        assert not same_bits(whole, part)
 
 
 # -- workers under mpiexec ------------------------------------------------------------------------

@@ -493,7 +493,15 @@ class THOR:
                 if new is not None:
                     refreshed[own.name] = self._steps
         arguments = (params, grads, states, clocks, hypers, choices)
-        return rule.update(*arguments, xp=xp, num=num, net=self._net, fresh=fresh, ticked=ticked)
+        return rule.update(
+            *arguments,
+            xp=xp,
+            num=num,
+            net=self._net,
+            fresh=fresh,
+            workers=self._sums.workers(1),
+            ticked=ticked,
+        )
 
     def _parts(self, given: list[Any], choices: rule.Choices, xp: Any) -> list[list[Any]]:
         """What is given, as the rule takes it; with a fixed order as factors, part by part."""

@@ -263,10 +263,11 @@ Total = Callable[[Arrays], Arrays]
 
 
 class Reduction(NamedTuple):
-    """What workers send each other: factors, or inverses."""
+    """What workers send each other: factors, or inverses; and whose samples a gradient is of."""
 
     factors: Callable[[Arrays, Total, int], Arrays]
     inverses: Callable[[Arrays, Total, int], Arrays]
+    samples: Callable[[Number, int], Number]
 
 
 def kept(arrays: Arrays, total: Total, workers: int) -> Arrays:
@@ -281,9 +282,17 @@ def averaged(arrays: Arrays, total: Total, workers: int) -> Arrays:
     return [tuple(x / workers for x in own) for own in total(arrays)]
 
 
-mean_of_factors = Reduction(averaged, kept)  # THO-10.1a
-mean_of_inverses = Reduction(kept, averaged)  # THO-10.1b: MindSpore with gradients_mean
-sum_of_inverses = Reduction(kept, summed)  # THO-10.1c: MindSpore by default
+def of_all(batch_size: Number, workers: int) -> Number:
+    return batch_size * workers
+
+
+def of_one(batch_size: Number, workers: int) -> Number:
+    return batch_size
+
+
+mean_of_factors = Reduction(averaged, kept, of_all)  # THO-10.1a
+mean_of_inverses = Reduction(kept, averaged, of_one)  # THO-10.1b: MindSpore with gradients_mean
+sum_of_inverses = Reduction(kept, summed, of_one)  # THO-10.1c: MindSpore by default
 
 
 # -- scaling (THO-4.1): from the moment of ds to that of D ----------------------------------------
@@ -917,7 +926,9 @@ def update(
                 u[i] = precondition(layer, inverse, g[i], c, xp=xp)  # THO-6.1
         elif layer.kind == NORM and c.beside_conv(layer):
             for i in layer.params:
-                u[i] = c.norm(g[i], scalars[i].damping, hypers[i], c)  # THO-6.3
+                samples = c.reduction.samples(hypers[i].batch_size, workers)  # THO-10.6
+                h = hypers[i]._replace(batch_size=samples)
+                u[i] = c.norm(g[i], scalars[i].damping, h, c)  # THO-6.3
     gradients = [c.decay.after(u[i], params[i], hypers[i]) for i in every]  # THO-7.1
     gradients = c.clip(gradients, hypers[0], xp)  # THO-7.3
     quantities = []
