@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Annotated, Any, NoReturn
@@ -325,8 +325,6 @@ def _judge(
     from refopt.oracle import report, suite
 
     with ExitStack() as stack:
-        if isinstance(tasks, Generator):
-            stack.callback(tasks.close)  # whatever happens, what it started ends
         xml = None if junit is None else stack.enter_context(_writable(junit))
         tally, results = report.Tally(), []
         code, complete = report.BROKE, False

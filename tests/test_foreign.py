@@ -100,7 +100,7 @@ def nadam(param, grad, state, *, lr, betas, eps, weight_decay, momentum_decay,
     return param - lr * m_hat / denominator, dict(m=m, v=v, t=t, product=product)
 
 def prints(param, grad, state, **hyper):
-    print('{"seq": 1}')
+    print('{"seq": 1}', flush=True)
     return nadam(param, grad, state, **hyper)
 
 def inside(param, grad, state, **hyper):
@@ -244,6 +244,16 @@ def test_epsilon_inside_the_root_is_named_by_one_paragraph(mine: Path, name: str
     mode = "teacher-forced"  # the first step starts from what is given
     assert f"of parameter 0, {mode} got 0.96383" in text
     assert "outside by 0.00283, 47441 ulp of float32" in text
+
+
+def test_what_was_searched_in_vain_before_is_searched_again(mine: Path) -> None:
+    """The same name, another function: as after a repair."""
+    (mine / "mine.py").write_text(FUNCTIONS + "\ninside = noise\n")
+    select = ("--json", "--select", "*sharp*")
+    assert footer(checked("inside", *select))["explained"] == []
+    (mine / "mine.py").write_text(FUNCTIONS)
+    (explained,) = footer(checked("inside", *select))["explained"]
+    assert explained["by"] == ["epsilon=inside"]
 
 
 def test_no_correction_at_all_is_named_though_the_product_is_counted_right(mine: Path) -> None:
