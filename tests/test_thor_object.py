@@ -13,6 +13,7 @@ from backends import LIBRARIES, numpy_dtype, same_bits
 import refopt
 from refopt import layers, thor
 from refopt.interp.arrays import Floats, dtype_name, namespace_of
+from refopt.interp.measures import fault_of
 from refopt.rules import thor as rule
 
 NUMPY = LIBRARIES[0].values[0]()
@@ -1007,6 +1008,22 @@ def test_a_step_to_what_is_not_finite_is_an_error_and_changes_nothing(arguments,
     with pytest.raises(ValueError, match=f"fc.weight: finite numbers .* {stage}.* at step 0"):
         pushed(optimizer, w, **step)
     assert snapshot(optimizer) == before
+
+
+@pytest.mark.parametrize(
+    ("diagonal", "wanted"),
+    [
+        ([1.0, 2.0], "one that is not, after damping, to the rounding of float32"),
+        ([1.0, 0.0], "one that is not, after damping"),
+        ([1.0, -1.0], "one that is not, after damping"),
+        ([1.0, 1e-39], "one with an inverse beyond the largest float32"),
+        ([1.0, np.inf], "one that overflows where it is scaled and damped"),
+    ],
+)
+def test_a_factor_without_inverse_is_described_as_what_it_is(diagonal, wanted):
+    x = np.asarray(diagonal, "f4")
+    assert fault_of(np.diag(np.r_[x[::-1], x]), 1, 2, "float32") == wanted
+    assert fault_of(x, 0, 2, "float32") == wanted
 
 
 def test_a_momentum_that_grows_beyond_the_dtype_is_an_error_at_its_step():

@@ -72,7 +72,8 @@ def fault_of(damped: Any, number: int, size: int, dtype: str) -> str:
         least = 0.0
     if least > 0 and np.abs(inverse).max() > FORMATS[dtype].largest:
         return f"one with an inverse beyond the largest {dtype}"
-    return "one that is not, after damping"
+    rounded = f", to the rounding of {dtype}" if least > 0 else ""
+    return f"one that is not, after damping{rounded}"
 
 
 def hold(arrays: Sequence[Any]) -> None:
