@@ -312,7 +312,8 @@ def test_the_mean_over_equal_workers_is_the_factor_itself_on_every_library(libra
         assert (alone.messages, twin.messages) == (0, 1)
         for p, q in zip(alone.parameters, twin.parameters, strict=True):
             assert library.place(p.data) == library.place(q.data)
-            assert same_bits(np.array(library.get(p.data)), np.array(library.get(q.data)))
+            same = same_bits(np.array(library.get(p.data)), np.array(library.get(q.data)))
+            assert same != p.name.startswith("ln."), p.name  # whose samples are twice as many
 
 
 @pytest.mark.torch

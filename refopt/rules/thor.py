@@ -283,7 +283,7 @@ def averaged(arrays: Arrays, total: Total, workers: int) -> Arrays:
 
 
 def of_all(batch_size: Number, workers: int) -> Number:
-    return batch_size * workers
+    return batch_size * workers if workers > 1 else batch_size
 
 
 def of_one(batch_size: Number, workers: int) -> Number:
