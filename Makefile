@@ -23,7 +23,7 @@ check: $(VENV)/.base
 	@$(VENV)/bin/refopt check
 
 test: $(VENV)/.dev
-	@$(VENV)/bin/python -m pytest -m "not torch and not jax and not slow and not gpu"
+	@$(VENV)/bin/python -m pytest -n auto --dist worksteal -m "not torch and not jax and not slow and not gpu"
 
 lint: $(VENV)/.dev
 	@$(VENV)/bin/ruff format --check .
@@ -34,7 +34,7 @@ bench: $(VENV)/.dev
 	@$(VENV)/bin/python -m pytest tests/bench_*.py --benchmark-enable --benchmark-only
 
 test-frameworks: $(FRAMEWORKS)/.frameworks
-	@$(FRAMEWORKS)/bin/python -m pytest -m "(torch or jax or slow) and not gpu"
+	@$(FRAMEWORKS)/bin/python -m pytest -n auto --dist worksteal -m "(torch or jax or slow) and not gpu"
 
 clean:
 	rm -rf $(VENV) $(FRAMEWORKS)

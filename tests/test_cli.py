@@ -18,6 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from refopt import cli
+from refopt.cli import base
 from refopt.errors import AdapterError
 from refopt.interp.formats import FORMATS, to_bits
 from refopt.oracle import live, suite
@@ -37,7 +38,7 @@ def refopt(*arguments: str | Path) -> Any:
 
 
 def process(*arguments: str, **keywords: Any) -> subprocess.Popen[str]:
-    root = str(Path(cli.__file__).parent.parent)
+    root = str(Path(cli.__file__).parents[2])
     # where whoever runs the tests ignores interrupts, the child would too
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
@@ -352,8 +353,8 @@ def test_junit_is_xml_whatever_an_implementation_says(tmp_path: Path) -> None:
 
 
 def test_a_closed_output_is_no_error() -> None:
-    command = f"{sys.executable} -m refopt.cli check --select {SHARP} >&-"
-    root = str(Path(cli.__file__).parent.parent)
+    command = f"{sys.executable} -m refopt check --select {SHARP} >&-"
+    root = str(Path(cli.__file__).parents[2])
     found = subprocess.run(
         ["sh", "-c", command],
         env={**os.environ, "PYTHONPATH": root},
@@ -472,7 +473,7 @@ def test_help_names_arguments_in_capitals_and_flags_without_type(command: tuple[
 def test_a_terminal_that_cannot_redraw_gets_a_line_every_tenth(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert list(cli._tenths(range(25), 25)) == list(range(25))
+    assert list(base._tenths(range(25), 25)) == list(range(25))
     said = capsys.readouterr().err.splitlines()
     assert (len(said), said[0], said[-1]) == (10, "judged 3 of 25 cases", "judged 25 of 25 cases")
 
@@ -485,7 +486,7 @@ def test_help_loads_no_oracle() -> None:
     look = (
         "import sys, refopt.cli; print(sorted({'flint', 'rich', 'torch', 'jax'} & {*sys.modules}))"
     )
-    root = str(Path(cli.__file__).parent.parent)
+    root = str(Path(cli.__file__).parents[2])
     environment = {**os.environ, "PYTHONPATH": root}
     found = subprocess.run(
         [sys.executable, "-c", look], capture_output=True, text=True, check=True, env=environment

@@ -583,7 +583,7 @@ def test_an_interrupt_ends_a_program_that_hangs(mine: Path) -> None:
     )
     command = ["check", f"cmd:{sys.executable} hangs.py", "--optimizer", "nadam"]
     running = subprocess.Popen(
-        [sys.executable, "-m", "refopt.cli", *command],
+        [sys.executable, "-m", "refopt", *command],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stderr=subprocess.PIPE,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),

@@ -287,7 +287,7 @@ def test_spec_contains_no_python() -> None:
         ("__init__.py", "from refopt.oracle import check"),
         ("__init__.py", "from .cli import main"),
         ("__init__.py", "import typer"),
-        ("cli.py", "import torch"),
+        ("cli/check.py", "import torch"),
     ],
 )
 def test_a_forbidden_import_is_found(path: str, source: str) -> None:
@@ -305,7 +305,7 @@ def test_a_forbidden_import_is_found(path: str, source: str) -> None:
         ("optim/nadam.py", "from refopt.rules import nadam\nfrom refopt import interp, parallel"),
         ("oracle/report.py", "import rich.table\nfrom refopt.rules import nadam"),
         ("__init__.py", "from refopt.optim import NAdam\nfrom .optim import Parameter"),
-        ("cli.py", "import rich, typer\nfrom refopt import oracle\nfrom refopt import NAdam"),
+        ("cli/check.py", "import rich, typer\nfrom refopt import oracle\nfrom refopt import NAdam"),
     ],
 )
 def test_an_allowed_import_is_not_found(path: str, source: str) -> None:

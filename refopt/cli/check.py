@@ -1,180 +1,40 @@
-"""The command `refopt`."""
+"""`refopt check`, and what belongs to it: the main job."""
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import shlex
 import shutil
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperCommand, TyperGroup
 
-from refopt.errors import CaseError, RefoptError
-
-EXIT_CODES = (
-    "Exit codes: 0: no violation, failure or stale expectation, and at least one run conforms; "
-    "1: a violation; 2: wrong usage, a malformed file, or aborted; 3: the implementation or the "
-    "harness broke; 4: an expectation is stale; 5: nothing ran, or nothing was decided; "
-    "130: interrupted."
+from refopt.cli.base import (
+    EXIT_CODES,
+    Command,
+    Jobs,
+    Json,
+    Junit,
+    Profile,
+    Select,
+    app,
+    exits,
+    processors,
+    progress,
+    reading,
+    say,
+    text,
+    writable,
 )
 
 
-class _Bare:
-    """A flag has no value, and help shows none."""
-
-    def get_help_option(self, ctx: Any) -> Any:
-        option = super().get_help_option(ctx)  # type: ignore[misc]
-        if option is not None:
-            option.metavar = ""
-        return option
-
-
-class _Command(_Bare, TyperCommand):
-    pass
-
-
-class _Group(_Bare, TyperGroup):
-    pass
-
-
-app = typer.Typer(
-    name="refopt",
-    cls=_Group,
-    help="The reference for optimizers: an oracle that says whether an implementation is right.",
-    epilog=EXIT_CODES,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-
-
-@contextmanager
-def _exits() -> Iterator[None]:
-    """What goes wrong has an exit code of its own; nothing else is 1."""
-    from refopt.oracle.live import Missing
-    from refopt.oracle.report import BROKE, INTERRUPTED, USAGE
-
-    try:
-        try:
-            yield
-        finally:
-            if sys.stdout is not None:  # closed by whoever started us
-                sys.stdout.flush()
-    except KeyboardInterrupt:
-        typer.echo("interrupted", err=True)
-        raise typer.Exit(INTERRUPTED) from None
-    except BrokenPipeError:
-        # Whoever read has seen enough; the flush at exit must not fail either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(USAGE) from None
-    except RefoptError as error:
-        typer.echo(f"refopt: {error}", err=True)
-        raise typer.Exit(USAGE if isinstance(error, Missing) else BROKE) from None
-    except (typer.Exit, typer.BadParameter):
-        raise
-    except Exception:
-        typer.echo(traceback.format_exc(), err=True)
-        raise typer.Exit(BROKE) from None
-
-
-@contextmanager
-def _reading(mine: bool) -> Iterator[None]:
-    """A malformed file is a mistake of usage where the user named it, not where it is ours."""
-    from refopt.oracle.report import USAGE
-
-    try:
-        yield
-    except CaseError as error:
-        if not mine:
-            raise
-        typer.echo(f"refopt: {error}", err=True)
-        raise typer.Exit(USAGE) from None
-
-
-@contextmanager
-def _writable(path: Path) -> Iterator[IO[bytes]]:
-    """The file of a report, open from the start: a place that cannot be written is wrong usage."""
-    try:
-        file = path.open("wb")
-    except OSError as error:
-        msg = f"--junit must be a file that can be written, got {path}: {error.strerror}"
-        raise typer.BadParameter(msg) from None
-    with file:
-        yield file
-
-
-@contextmanager
-def _text(path: Path) -> Iterator[IO[str]]:
-    """The text of a file, or of the standard input; what is no text is replaced."""
-    if path == Path("-"):
-        yield sys.stdin
-        return
-    try:
-        file = path.open(encoding="utf-8", errors="replace")
-    except OSError as error:
-        msg = f"FILE must be a file that can be read, got {path}: {error.strerror}"
-        raise typer.BadParameter(msg) from None
-    with file:
-        yield file
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        from refopt.oracle import report, suite
-
-        typer.echo(f"refopt {report.release()}, suite {suite.version()}")
-        raise typer.Exit
-
-
-@app.callback()
-def _main(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version",
-            metavar="",
-            help="Print the versions and stop.",
-            callback=_version,
-            is_eager=True,
-        ),
-    ] = False,
-) -> None:
-    pass
-
-
-Json = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON Lines instead of text.")]
-Select = Annotated[
-    str, typer.Option("--select", metavar="GLOB", help="Judge only the cases whose id matches.")
-]
-Junit = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Write a JUnit XML report as well.")
-]
-Jobs = Annotated[
-    int,
-    typer.Option(
-        min=0, metavar="N", help="Use so many processes; 0 is one for each processor, at most 4."
-    ),
-]
-Profile = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Judge against this profile instead of each run's own (documented: the page).",
-    ),
-]
-
-
-@app.command(cls=_Command, epilog=EXIT_CODES)
+@app.command(cls=Command, epilog=EXIT_CODES)
 def check(
     implementation: Annotated[
         str | None,
@@ -213,7 +73,7 @@ def check(
     ] = 60.0,
 ) -> None:
     """Judge whether every value that an implementation gave can be explained by the rule."""
-    with _exits():
+    with exits():
         from refopt.oracle import live, rop, suite
 
         started = time.perf_counter()
@@ -222,7 +82,7 @@ def check(
             msg = f"--timeout must be a number of seconds above 0, at most {most}; got {timeout}"
             raise typer.BadParameter(msg)
         of, command = _command(implementation, optimizer, python)
-        with _reading(implementation is not None):
+        with reading(implementation is not None):
             if command:
                 cases, framework = list(suite.selected(rop.vectors(of), select)), ""
             else:
@@ -236,7 +96,7 @@ def check(
         else:
             own = implementation is None and profile is None
             reports = as_json or junit is not None
-            with _reading(implementation is not None or profile is not None):
+            with reading(implementation is not None or profile is not None):
                 tasks = list(
                     suite.tasks(
                         cases,
@@ -252,7 +112,7 @@ def check(
         _judge(tasks, len(cases), asked_for, started, as_json=as_json, junit=junit, jobs=jobs)
 
 
-@app.command(cls=_Command)
+@app.command(cls=Command)
 def gen(
     optimizer: Annotated[
         str, typer.Option(metavar="NAME", help="What is implemented: nadam or rmsprop.")
@@ -269,7 +129,7 @@ def gen(
     ] = None,
 ) -> None:
     """Write the questions of the vectors as JSON Lines (ROP/1), for a program that reads a file."""
-    with _exits():
+    with exits():
         from refopt.oracle import rop
 
         _optimizer(optimizer)
@@ -279,10 +139,10 @@ def gen(
             msg = f"--takes must list some of {', '.join(known)}; got {', '.join(unknown)}"
             raise typer.BadParameter(msg)
         for question in rop.generate(optimizer, select, words):
-            _say(question)
+            say(question)
 
 
-@app.command(cls=_Command, epilog=EXIT_CODES)
+@app.command(cls=Command, epilog=EXIT_CODES)
 def ver(
     answers: Annotated[
         Path,
@@ -298,12 +158,12 @@ def ver(
     junit: Junit = None,
 ) -> None:
     """Judge the answers of a program to the questions of refopt gen."""
-    with _exits():
+    with exits():
         from refopt.oracle import rop
         from refopt.oracle.process import LONGEST
 
         started = time.perf_counter()
-        with _reading(True), _text(answers) as file:
+        with reading(True), text(answers) as file:
             lines = iter(lambda: file.readline(LONGEST), "")
             tasks = list(rop.Answers(lines).tasks(select, profile))
         _known(profile, tasks)
@@ -325,19 +185,19 @@ def _judge(
     from refopt.oracle import report, suite
 
     with ExitStack() as stack:
-        xml = None if junit is None else stack.enter_context(_writable(junit))
+        xml = None if junit is None else stack.enter_context(writable(junit))
         tally, results = report.Tally(), []
         code, complete = report.BROKE, False
         try:
             if as_json:
-                _say(report.header(asked_for))
-            processes = min(jobs or min(_processors(), 4), cases) or 1
-            for case in _progress(suite.spread(tasks, processes), cases):
+                say(report.header(asked_for))
+            processes = min(jobs or min(processors(), 4), cases) or 1
+            for case in progress(suite.spread(tasks, processes), cases):
                 for result in case:
                     tally.add(result)
                     results.append(result)
                     if as_json:
-                        _say(report.line(result))
+                        say(report.line(result))
             code, complete = tally.exit_code, True
         except KeyboardInterrupt:
             code = report.INTERRUPTED
@@ -345,7 +205,7 @@ def _judge(
         finally:
             seconds = time.perf_counter() - started
             if as_json:
-                _say(report.footer(tally, code, seconds, complete=complete))
+                say(report.footer(tally, code, seconds, complete=complete))
             else:
                 report.summary(tally, report.Terminal(), seconds, complete=complete)
             if xml is not None:
@@ -406,7 +266,7 @@ def _command(
     return of, command
 
 
-@app.command("list", cls=_Command)
+@app.command("list", cls=Command)
 def list_(
     pattern: Annotated[
         str,
@@ -417,7 +277,7 @@ def list_(
     as_json: Json = False,
 ) -> None:
     """List the cases of the suite, and who ran them."""
-    with _exits():
+    with exits():
         from refopt.oracle import report, suite
 
         cases = [report.listed(r) for r in suite.selected(suite.recordings(), pattern)]
@@ -426,7 +286,7 @@ def list_(
             raise typer.Exit(report.NOTHING)
         if as_json:
             for case in cases:
-                _say(case._asdict())
+                say(case._asdict())
             return
         console = report.Terminal()
         console.say(report.table_of(cases, names=console.width >= 120))
@@ -434,12 +294,12 @@ def list_(
         console.print(f"{report.counted(len(cases), 'case')}, {runs}")
 
 
-@app.command(cls=_Command)
+@app.command(cls=Command)
 def show(
     case: Annotated[str, typer.Argument(metavar="ID", help="Id of a case; see refopt list.")],
 ) -> None:
     """Show a case: its numbers in decimals and in bits, its runs, and their verdicts."""
-    with _exits():
+    with exits():
         from refopt.oracle import report, suite
 
         found = [r for r in suite.recordings() if r.case.id == case]
@@ -465,46 +325,3 @@ def _cases(implementation: str | None, select: str) -> tuple[list[Any], str]:
         raise typer.BadParameter(msg)
     folder = None if implementation is None else Path(implementation)
     return list(suite.selected(suite.recordings(folder), select)), ""
-
-
-def _progress(results: Iterable[Any], total: int) -> Iterable[Any]:
-    """The results, with a bar on a terminal; a line every tenth on one that cannot redraw."""
-    from rich.console import Console
-    from rich.progress import track
-
-    console = Console(stderr=True)
-    if console.is_terminal and console.is_dumb_terminal:
-        return _tenths(results, total)
-    return track(
-        results,
-        "judging",
-        total=total,
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-
-
-def _tenths(results: Iterable[Any], total: int) -> Iterator[Any]:
-    for done, result in enumerate(results, 1):
-        yield result
-        if done * 10 // total > (done - 1) * 10 // total:
-            typer.echo(f"judged {done} of {total} cases", err=True)
-
-
-def _say(message: Any) -> None:
-    print(json.dumps(message, allow_nan=False), flush=True)
-
-
-def _processors() -> int:
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
-
-
-def main() -> None:
-    """The entry point."""
-    app()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,9 @@
+"""The command `refopt`: each module adds its own commands."""
+
+from refopt.cli import check as check
+from refopt.cli.base import app
+
+
+def main() -> None:
+    """The entry point."""
+    app()
