@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from itertools import groupby
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -19,7 +20,8 @@ from refopt.interp.bands import Band, Bands
 from refopt.interp.envelope import ROUNDINGS
 from refopt.interp.formats import FORMATS
 from refopt.oracle.golden import BY_LAYER, Case, Run, Tensor
-from refopt.oracle.verdict import FORCED, Attempt, Changes, Finding, Judge, Measured
+from refopt.oracle.search import Beside, Changes
+from refopt.oracle.verdict import FORCED, Finding, Judge, Measured
 from refopt.typing import Profile
 
 Key = tuple[int, str, int]  # step, quantity, parameter (of a layer: its weight)
@@ -292,7 +294,7 @@ class LayerJudge(Judge):
     ) -> None:
         self.rule, self.case, self.run, self.profile = rule, case, run, profile
         self._space = Bands(k)
-        self._decides: dict[Key, Any] = {}  # of each array the elements that have bounds
+        self._decides: dict[Key, Any] | None = None  # of each array the elements with bounds
         self._observed = observed(rule, case, run)
 
     def holds(self, changed: dict[str, Any]) -> bool:
@@ -301,16 +303,21 @@ class LayerJudge(Judge):
             return all(self._passed(*compared) for compared in self._compared(changed))
 
     def _passed(self, key: Key, band: Band, values: Any) -> bool:
-        holds, decides = band.holds(values), self._decides.get(key, np.True_)
+        holds = band.holds(values)
+        if self._decides is None and not np.all(holds):
+            self._measured()
+        decides = np.True_ if self._decides is None else self._decides.get(key, np.True_)
         return bool(np.all(holds | ~decides if decides.shape in ((), holds.shape) else holds))
 
-    def _settings(self) -> list[tuple[Any, Any]]:
+    def settings(self) -> list[tuple[Any, Any]]:
+        """As `Judge.settings`, of each parameter."""
         layered = Layered(self.rule, self.case, self.profile, space=self._space)
         return [(hyper, layered.choices) for hyper in layered.hypers()]
 
-    def _matters(self, axis: str) -> bool:
+    def matters(self, axis: str) -> bool:
+        """As `Judge.matters`."""
         matters = self.rule.MATTERS.get(axis)
-        net, hypers = [*self.case.layers.values()], [hyper for hyper, _ in self._settings()]
+        net, hypers = [*self.case.layers.values()], [hyper for hyper, _ in self.settings()]
         given = [x for layers in self.case.statistics.values() for x in layers.values()]
         asked = self.rule.Asked(net, hypers, self.case.steps, any("ds" in x for x in given))
         return matters is None or matters(asked)
@@ -353,16 +360,14 @@ class LayerJudge(Judge):
         known = radius * 2.0 ** (FORMATS[dtype].precision / 2) <= update
         return np.where(known, away / places, 0.0)
 
-    def _attempt(self, changes: Changes) -> Attempt:
-        """The run beside the envelope of the profile with some choices changed."""
+    def beside(self, changes: Changes) -> Iterator[Beside]:
+        """As `Judge.beside`, an array at a time."""
         flow = {q: place for place, q in enumerate(self.rule.OBSERVABLE)}
-        compared = [*self._compared({axis: self.rule.AXES[axis][name] for axis, name in changes})]
-        outside = [
-            (t, flow[q], i)
-            for (t, q, i), *beside in compared
-            if not self._passed((t, q, i), *beside)
-        ]
-        return Attempt(min(outside, default=None), {key: band for key, band, _ in compared})
+        changed = {axis: self.rule.AXES[axis][name] for axis, name in changes}
+        for t, step in groupby(self._compared(changed), key=lambda compared: compared[0][0]):
+            for key, band, values in sorted(step, key=lambda compared: flow[compared[0][1]]):
+                passed = self._passed(key, band, values) if changes else np.all(band.holds(values))
+                yield Beside((t, flow[key[1]]), key, bool(passed), band)
 
     def _compared(self, changed: dict[str, Any]) -> Iterator[tuple[Key, Band, Any]]:
         """Every quantity that the run shows: its envelope beside its elements, flat.

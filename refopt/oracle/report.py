@@ -24,6 +24,7 @@ from refopt.interp.formats import FORMATS, to_bits, ulp
 from refopt.oracle import spec, suite
 from refopt.oracle.compare import MOST
 from refopt.oracle.golden import Case, Recording, Run, Sparse, Values
+from refopt.oracle.search import Changes
 from refopt.oracle.suite import (
     AGREES,
     DEVIATES,
@@ -35,7 +36,7 @@ from refopt.oracle.suite import (
     SKIPPED,
     Result,
 )
-from refopt.oracle.verdict import CONFORMS, INCONCLUSIVE, VIOLATION, Changes, Finding, Verdict
+from refopt.oracle.verdict import CONFORMS, INCONCLUSIVE, VIOLATION, Finding, Verdict
 
 SCHEMA = "refopt-report/1"
 OK, VIOLATED, USAGE, BROKE, STALE, NOTHING, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130

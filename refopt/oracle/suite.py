@@ -24,13 +24,14 @@ import numpy as np
 
 from refopt.errors import CaseError
 from refopt.oracle import golden
-from refopt.oracle.compare import Comparison, Explanation, decisive
+from refopt.oracle.compare import Comparison, decisive, explained
 from refopt.oracle.golden import Case, Recording, Run
 from refopt.oracle.layered import judging
 from refopt.oracle.own import numpy_run
 from refopt.oracle.replay import Replay
+from refopt.oracle.search import Changes, equal
 from refopt.oracle.spec import RULES
-from refopt.oracle.verdict import Changes, Judge, Verdict, equal
+from refopt.oracle.verdict import Judge, Verdict
 from refopt.typing import Profile
 
 REJECTED, SKIPPED = "rejected", "skipped"
@@ -325,7 +326,7 @@ def _explained(judge: Judge, item: Item) -> list[Changes]:
         return []
     found = judge.named() or arrays.named()
     if not found and [] not in before:
-        deeper = Explanation(judge.rule, judge.case, arrays.run, judge.profile)
+        deeper = explained(judge.rule, judge.case, arrays.run, judge.profile)
         found = holding(deeper.found())
     before.append(found)
     return found
@@ -353,11 +354,11 @@ def _of_arrays(judge: Judge) -> Judge:
 def _compared(case: Case, item: Item, result: Result) -> Result:
     assert item.run is not None
     profile = profiles(case)[item.profile]
-    explanation = Explanation(rule(case), case, item.run, profile)
-    outside = explanation.verdict(axes=False).first is not None
+    found = explained(rule(case), case, item.run, profile).found()
+    agrees = () in found
     return result._replace(
-        status=DIFFERS if outside else AGREES,
-        named=explanation.found() if outside else (),
+        status=AGREES if agrees else DIFFERS,
+        named=() if agrees else found,
         dtype=case.dtypes[0],
     )
 

@@ -16,6 +16,7 @@ from refopt.interp.envelope import ROUNDINGS, Envelope, Interval, ShapeError
 from refopt.interp.formats import FORMATS, ulp
 from refopt.oracle.golden import Case, Run, Sparse
 from refopt.oracle.replay import Memory, Replay
+from refopt.oracle.search import Beside, Changes, Search, equal
 from refopt.typing import Profile
 
 CONFORMS, VIOLATION, INCONCLUSIVE = "conforms", "violation", "inconclusive"
@@ -63,10 +64,6 @@ class Measured(NamedTuple):
     worst_share: float
 
 
-Changes = tuple[tuple[str, str], ...]
-"""(axis, alternative) of each choice that is changed."""
-
-
 class Check(NamedTuple):
     """One observation beside its envelope."""
 
@@ -77,24 +74,6 @@ class Check(NamedTuple):
     observed: float
     interval: Interval
     mode: str
-
-
-class Attempt(NamedTuple):
-    """One run under changed choices."""
-
-    first: tuple[int, ...] | None  # step and place in the data flow of the first violation
-    intervals: dict[tuple[Any, ...], Any]  # of every observation
-
-    def beyond(self, other: Attempt) -> bool:
-        """Whether the first violation lies after another's."""
-        return other.first is not None and self.first is not None and self.first > other.first
-
-    def contains(self, other: Attempt) -> bool:
-        """Whether every range holds the other's, and some range holds more."""
-        pairs = [(mine, other.intervals.get(key)) for key, mine in self.intervals.items()]
-        return all(its is not None and mine.contains(its) for mine, its in pairs) and any(
-            its is not None and not its.contains(mine) for mine, its in pairs
-        )
 
 
 def judge(
@@ -114,16 +93,10 @@ def judge(
     return Judge(rule, case, run, profile, k=k, flush=flush).verdict(axes=axes)
 
 
-def equal(rule: ModuleType, axis: str, choices: Any) -> set[str]:
-    """The alternatives on an axis that are what was chosen, or equal to it over the reals."""
-    own = {name for name, choice in rule.AXES[axis].items() if choice is getattr(choices, axis)}
-    return own.union(*(names for names in rule.SAME_EXACTLY.get(axis, ()) if names & own))
-
-
 class Judge:
     """One run against one profile, and against that profile with choices changed."""
 
-    MOST = 2  # changes that are tried at once
+    MOST = 2  # changes of choices that are tried at once
 
     def __init__(
         self,
@@ -163,7 +136,7 @@ class Judge:
                 for axis, name, choice in named:
                     if excluded and (axis, name) in skip:
                         break
-                    held = not self._matters(axis) or self.holds({axis: choice})
+                    held = not self.matters(axis) or self.holds({axis: choice})
                     (undecided if held else excluded).setdefault(axis, []).append(name)
         return Verdict(
             self.case.id,
@@ -197,76 +170,37 @@ class Judge:
 
     def alternatives(self) -> Iterator[tuple[str, str, Any]]:
         """(axis, name, choice) of every single change that is another rule over the reals."""
-        settings = [choices for _, choices in self._settings()]
+        settings = [choices for _, choices in self.settings()]
         for axis, named in self.rule.AXES.items():
             same = set().union(*(equal(self.rule, axis, choices) for choices in settings))
             yield from ((axis, name, choice) for name, choice in named.items() if name not in same)
 
-    def named(self) -> list[Changes]:
-        """The changes of choices under which the run conforms: one each, or else several at once.
+    def named(self, most: int | None = None) -> list[Changes]:
+        """The smallest sets of changes of choices under which the run conforms."""
+        return Search([self], self.MOST if most is None else most).found()
 
-        A loss of precision alone is wide enough to hold whatever is small. So where nothing else
-        conforms, one change more is tried, up to `MOST`: each beside those under which the run gets
-        further than without the last; and a loss of precision whose envelope contains that of
-        another explanation says less, and is left out.
+    def beside(self, changes: Changes) -> Iterator[Beside]:
+        """Every observation beside its range under some changes, in the order of places.
+
+        A rule that pairs arrays of different sizes cannot have run: nothing may be anywhere.
         """
-        settings = [choices for _, choices in self._settings()]
-        singles = [
-            (axis, name)
-            for axis, named in self.rule.AXES.items()
-            if self._matters(axis)
-            for name, choice in named.items()
-            if all(choice != getattr(choices, axis) for choices in settings)
-        ]
-        with precision():
-            tried: dict[Changes, Attempt] = {}
-            found: list[Changes] = []
-            reached: dict[Changes, Attempt] = {(): self._attempt(())}
-            for _ in range(self.MOST):
-                before, reached = reached, {}
-                for known, attempt in before.items():
-                    for change in singles:
-                        changes = tuple(sorted((*known, change)))
-                        if changes in tried or (change,) in found or change[0] in dict(known):
-                            continue
-                        tried[changes] = self._attempt(changes)
-                        if tried[changes].beyond(attempt):
-                            reached[changes] = tried[changes]
-                found = [changes for changes, attempt in tried.items() if attempt.first is None]
-                if not all(self._rounds(*change) for changes in found for change in changes):
-                    break
-            return [
-                changes
-                for changes in found
-                if not any(self._rounds(*change) for change in changes)
-                or not any(tried[changes].contains(tried[other]) for other in found)
-            ]
-
-    def _rounds(self, axis: str, name: str) -> bool:
-        """Whether an alternative differs from the profile's choice in rounding alone."""
-        return all(name in equal(self.rule, axis, choices) for _, choices in self._settings())
-
-    def _attempt(self, changes: Changes) -> Attempt:
-        """The run beside the envelope of the profile with some choices changed."""
         flow = {q: place for place, q in enumerate(self.rule.OBSERVABLE)}
-        changed = {axis: self.rule.AXES[axis][name] for axis, name in changes}
-        first: tuple[int, ...] | None = None
-        intervals = {}
         try:
-            for check in self._forced(changed):
-                intervals[check[:4]] = check.interval
-                if not self._passes(check):
-                    place = (check.step, flow[check.quantity])
-                    first = place if first is None else min(first, place)
-        except ShapeError:  # a rule that pairs arrays of different sizes cannot have run
-            first = (0, 0)
-        return Attempt(first, intervals)
+            for check in self._forced({axis: self.rule.AXES[axis][name] for axis, name in changes}):
+                holds = self._passes(check) if changes else check.interval.holds(check.observed)
+                place = check.step, flow[check.quantity]
+                yield Beside(place, check[:4], holds, check.interval)
+        except ShapeError:
+            yield Beside((0, 0), (), False, None)
 
     def _passes(self, check: Check) -> bool:
         """Whether an observation is inside, or without bounds under the profile itself."""
-        return check.interval.holds(check.observed) or (
-            self._bounded is not None and check[:4] not in self._bounded
-        )
+        if check.interval.holds(check.observed):
+            return True
+        if self._bounded is None:
+            self._measured()
+        assert self._bounded is not None
+        return check[:4] not in self._bounded
 
     def holds(self, changed: dict[str, Any]) -> bool:
         """Whether the run lies inside the envelope of the profile with these choices changed.
@@ -279,7 +213,7 @@ class Judge:
             except ShapeError:  # a rule that pairs arrays of different sizes cannot have run
                 return False
 
-    def _settings(self) -> list[tuple[Any, Any]]:
+    def settings(self) -> list[tuple[Any, Any]]:
         """(hyperparameters, choices) of every group, at the start and after every change."""
         replay = self._replay()
         hypers = [
@@ -289,9 +223,10 @@ class Judge:
         ]
         return [(hyper, replay.choices(hyper)) for hyper in hypers]
 
-    def _matters(self, axis: str) -> bool:
+    def matters(self, axis: str) -> bool:
+        """Whether a choice on this axis can make a difference to the run."""
         matters = self.rule.MATTERS.get(axis)
-        case, settings = self.case, self._settings()
+        case, settings = self.case, self.settings()
         return matters is None or matters(
             [hyper for hyper, _ in settings],
             [choices for _, choices in settings],
