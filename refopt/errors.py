@@ -13,3 +13,10 @@ class CaseError(RefoptError, ValueError):
 
 class AdapterError(RefoptError, RuntimeError):
     """An implementation's process broke: crash, time-out, or a line outside the protocol."""
+
+
+class MissingExtra(RefoptError, ImportError):
+    """A package that only some uses need is not installed; the message says how to get it."""
+
+    def __init__(self, use: str, package: str, extra: str) -> None:
+        super().__init__(f"{use} must have {package}: pip install 'refopt[{extra}]'")

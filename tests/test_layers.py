@@ -44,7 +44,7 @@ PACKAGES = {
     "rules": {ANYWHERE: set(), INSIDE: set()},
     "interp": {ANYWHERE: ARRAYS, INSIDE: {*FRAMEWORKS, "autograd", "flint", "ml_dtypes", "numba"}},
     "parallel": {ANYWHERE: ARRAYS, INSIDE: {"cupy", "jax", "mpi4py"}},
-    "problems": {ANYWHERE: ARRAYS, INSIDE: set()},
+    "problems": {ANYWHERE: ARRAYS, INSIDE: {"sklearn"}},
     "optim": {ANYWHERE: ARRAYS, INSIDE: {"safetensors"}},
     "layers": {ANYWHERE: set(), INSIDE: set()},
     "schedules": {ANYWHERE: set(), INSIDE: set()},
