@@ -224,3 +224,12 @@ def rounding_to(dtype: Any) -> Callable[[Any], Any]:
         return xp.astype(narrow, x.dtype)
 
     return there_and_back
+
+
+def bfloat16(x: Any) -> Any:
+    """A float32 array rounded to the values of bfloat16, ties to even."""
+    bits = np.asarray(x, np.float32).view(np.uint32)
+    kept = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) & np.uint32(
+        0xFFFF0000
+    )
+    return np.where(np.isnan(x), x, kept.view(np.float32))

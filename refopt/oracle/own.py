@@ -9,7 +9,7 @@ import numpy as np
 
 from refopt.interp import arrays
 from refopt.interp.formats import COMPLEX
-from refopt.interp.rounded import Rounded, carried, plain
+from refopt.interp.rounded import Rounded, bfloat16, carried, plain
 from refopt.oracle import layered
 from refopt.oracle.golden import Case, Run, Schedule, Sparse, Values
 from refopt.oracle.spec import RULES
@@ -116,15 +116,6 @@ def _bfloat16_step(
         [type(state)(*map(leave, state)) for state in after],
         ticked,
     )
-
-
-def bfloat16(x: Any) -> Any:
-    """A float32 array rounded to the values of bfloat16, ties to even."""
-    bits = np.asarray(x, np.float32).view(np.uint32)
-    kept = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) & np.uint32(
-        0xFFFF0000
-    )
-    return np.where(np.isnan(x), x, kept.view(np.float32))
 
 
 def _hyper(rule: Any, profile: Profile, case: Case, t: int, overrides: dict[str, Any]) -> Any:
