@@ -65,9 +65,11 @@ class Layered:
     ) -> None:
         self.rule, self.case, self.profile, self.space = rule, case, profile, space
         self.net = [*case.layers.values()]
+        changed = dict(changed or {})
+        self.given = changed.pop("given", lambda h: h)  # what a mistake makes of hyperparameters
         hypers = self.hypers()
         decays = next((h for h in hypers if h.weight_decay != 0), hypers[0])
-        self.choices = self.configured(decays, **(changed or {}))
+        self.choices = self.configured(decays, **changed)
         self.shown = shown or {}
 
     def hypers(self) -> list[Any]:
@@ -75,11 +77,13 @@ class Layered:
         own = {i: overrides for members, overrides in self.case.groups for i in members}
         kinds = {"lr": tuple, "damping": tuple, "split_dim": int}
         return [
-            self.profile.hyper._replace(
-                **{
-                    q: kinds[q](x) if isinstance(x, list) or q == "split_dim" else x
-                    for q, x in named.items()
-                }
+            self.given(
+                self.profile.hyper._replace(
+                    **{
+                        q: kinds[q](x) if isinstance(x, list) or q == "split_dim" else x
+                        for q, x in named.items()
+                    }
+                )
             )
             for i in range(len(self.case.params))
             for named in [{**self.case.hyper, **own[i]}]
@@ -324,7 +328,6 @@ class LayerJudge(Judge):
 
     def _measured(self) -> Measured:
         flow = {q: place for place, q in enumerate(self.rule.OBSERVABLE)}
-        names = {layer.params[0]: name for name, layer in self.case.layers.items()}
         checks = unbounded = 0
         first: Finding | None = None
         ulps = share = 0.0
@@ -336,10 +339,7 @@ class LayerJudge(Judge):
             checks += values.size
             unbounded += int(np.sum(~decides))
             for (j,) in np.argwhere(~holds)[: first is None]:
-                ends = (float(end[j]) for end in (band.low, band.high))
-                low, high = (end if math.isfinite(end) else math.nan for end in ends)
-                layer = names[key[2]] if key[1] in BY_LAYER else ""
-                first = Finding(*key, int(j), float(values[j]), low, high, FORCED, layer)
+                first = self._finding(key, band, values, int(j))
             within = holds & decides
             with np.errstate(invalid="ignore"):  # elsewhere are infinities
                 away, radius = abs(values - band.middle), (band.high - band.low) / 2
@@ -367,7 +367,19 @@ class LayerJudge(Judge):
         for t, step in groupby(self._compared(changed), key=lambda compared: compared[0][0]):
             for key, band, values in sorted(step, key=lambda compared: flow[compared[0][1]]):
                 passed = self._passed(key, band, values) if changes else np.all(band.holds(values))
-                yield Beside((t, flow[key[1]]), key, bool(passed), band)
+                yield Beside((t, flow[key[1]]), key, bool(passed), band, values, FORCED)
+
+    def finding(self, beside: Beside) -> Finding:
+        """As `Judge.finding`: of an array its first element."""
+        ((j, *_), *_) = np.argwhere(~beside.range.holds(beside.observed))
+        return self._finding(beside.key, beside.range, beside.observed, int(j))
+
+    def _finding(self, key: Key, band: Band, values: Any, j: int) -> Finding:
+        ends = (float(end[j]) for end in (band.low, band.high))
+        low, high = (end if math.isfinite(end) else math.nan for end in ends)
+        layers = (name for name, x in self.case.layers.items() if x.params[0] == key[2])
+        layer = next(layers) if key[1] in BY_LAYER else ""
+        return Finding(*key, j, float(values[j]), low, high, FORCED, layer)
 
     def _compared(self, changed: dict[str, Any]) -> Iterator[tuple[Key, Band, Any]]:
         """Every quantity that the run shows: its envelope beside its elements, flat.

@@ -28,6 +28,8 @@ class Beside(NamedTuple):
     key: tuple[Any, ...]  # which observation
     holds: bool
     range: Any  # None where the rule gives none
+    observed: Any = None
+    mode: str = ""
 
 
 class Judged(Protocol):
@@ -62,6 +64,7 @@ class Search:
 
     def __init__(self, judged: Sequence[Judged], most: int) -> None:
         self.judged, self.most = judged, most
+        self.furthest: tuple[Changes, Stuck] | None = None  # what deviates last, of all tried
         self._found: dict[tuple[int, Changes], Beside | None] = {}
         self._mattering = [{a: j.matters(a) for a in j.rule.AXES} for j in judged]
 
@@ -76,7 +79,8 @@ class Search:
         A loss of precision alone is wide enough to hold whatever is small: where nothing else is
         found, one change more is tried.
         """
-        reached: dict[Changes, Stuck | None] = {(): self.stuck(())}
+        reached: dict[Changes, Stuck | None] = {(): (first := self.stuck(()))}
+        self.furthest = None if first is None else ((), first)
         done: list[Changes] = []
         for n in range(self.most + 1):
             done += [changes for changes, stuck in reached.items() if stuck is None]
@@ -95,16 +99,16 @@ class Search:
     def stuck(self, changes: Changes) -> Stuck | None:
         """Where the runs deviate first under some changes; None where they conform."""
         for n in range(len(self.judged)):
-            if (beside := self._first(n, changes)) is not None:
+            if (beside := self.first(n, changes)) is not None:
                 return Stuck(n, beside)
         return None
 
     def shown(self, changes: Changes) -> list[int]:
         """The runs that deviate under some changes, by number."""
         every = range(len(self.judged))
-        return [n for n in every if self._first(n, changes) is not None]
+        return [n for n in every if self.first(n, changes) is not None]
 
-    def _first(self, n: int, changes: Changes) -> Beside | None:
+    def first(self, n: int, changes: Changes) -> Beside | None:
         """The first observation of run `n` outside its range under some changes."""
         key = n, tuple(change for change in changes if self._mattering[n][change[0]])
         if key not in self._found:
@@ -154,7 +158,11 @@ class Search:
         if first is not None and first.place <= stuck.beside.place:
             return stuck, there
         further = self.stuck(changes)
-        return (further if further is None or further.place > stuck.place else stuck), there
+        if further is None or further.place <= stuck.place:
+            return (stuck if further else None), there
+        if self.furthest is None or further.place > self.furthest[1].place:
+            self.furthest = changes, further
+        return further, there
 
     def _alternatives(self, known: Changes, n: int) -> Iterator[tuple[str, str]]:
         """Every change that can make a difference to run `n`."""

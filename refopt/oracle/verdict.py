@@ -189,9 +189,15 @@ class Judge:
             for check in self._forced({axis: self.rule.AXES[axis][name] for axis, name in changes}):
                 holds = self._passes(check) if changes else check.interval.holds(check.observed)
                 place = check.step, flow[check.quantity]
-                yield Beside(place, check[:4], holds, check.interval)
+                yield Beside(place, check[:4], holds, check.interval, check.observed, check.mode)
         except ShapeError:
-            yield Beside((0, 0), (), False, None)
+            yield Beside((0, 0), (0, "param", 0, 0), False, None, math.nan, OPEN)
+
+    def finding(self, beside: Beside) -> Finding:
+        """An observation that does not hold, as a verdict has it."""
+        t, q, i, j = beside.key
+        nowhere = Interval(None, None)
+        return _finding(Check(t, q, i, j, beside.observed, beside.range or nowhere, beside.mode))
 
     def _passes(self, check: Check) -> bool:
         """Whether an observation is inside, or without bounds under the profile itself."""

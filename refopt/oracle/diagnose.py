@@ -1,0 +1,274 @@
+"""Which rule an implementation follows, told by what it did alone.
+
+A record is a profile with choices changed. It holds if every observation of every vector lies in
+its envelope. Those with no change are tried first, of every profile; then with one, then with two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, partial
+from itertools import count, pairwise
+from types import ModuleType, SimpleNamespace
+from typing import Any, NamedTuple, cast
+
+from refopt.oracle import golden, spec
+from refopt.oracle.golden import Case, Run
+from refopt.oracle.layered import judging
+from refopt.oracle.search import Changes, Search, equal
+from refopt.oracle.verdict import Finding, Judge
+from refopt.typing import Profile
+
+MOST = 2  # choices that are changed at once
+Observed = tuple[Case, Run]
+"""A vector, and what an implementation did with it."""
+
+
+class Record(NamedTuple):
+    """A profile with some choices changed."""
+
+    profile: str
+    changes: Changes
+
+
+class Difference(NamedTuple):
+    """What an implementation does otherwise than the profile it is compared with."""
+
+    axis: str
+    does: str  # names of alternatives
+    should: str
+    shown_by: tuple[str, ...]  # ids of the vectors that show it
+    case: str  # the first of them
+    first: Finding  # where it lies outside if nothing else differs
+
+
+class Undecided(NamedTuple):
+    """An alternative that the observations hold as well."""
+
+    axis: str
+    name: str
+    vector: str  # that would exclude it; "": none does
+
+
+class Diagnosis(NamedTuple):
+    """What an implementation follows."""
+
+    optimizer: str
+    against: str  # the profile it is compared with
+    vectors: tuple[str, ...]  # ids of those that it answered
+    outside: tuple[str, ...]  # ids of those where it lies outside that profile
+    held: tuple[Record, ...]  # that hold every observation, by as few changes as possible
+    differences: tuple[Difference, ...]  # of the first of them
+    undecided: tuple[Undecided, ...]  # beside the first of them
+    nearest: Record | None  # where nothing holds: what the observations leave last
+    case: str  # where they leave it
+    first: Finding | None
+
+    @property
+    def conforms(self) -> bool:
+        """Whether it follows the profile it is compared with."""
+        return not self.outside and bool(self.vectors)
+
+
+Progress = Callable[[str], None]
+
+
+def diagnose(
+    optimizer: str,
+    observed: Iterable[Observed],
+    *,
+    against: str = "documented",
+    most: int = MOST,
+    progress: Progress = lambda what: None,
+) -> Diagnosis:
+    """Which rule an implementation follows.
+
+    Arguments
+    ---------
+    optimizer: `nadam`, `rmsprop` or `thor`.
+    observed: what it did with each vector, all of that optimizer.
+    against: the profile that it is to follow.
+    most: choices that are changed at once.
+    progress: is told what is tried next.
+
+    Returns
+    -------
+    What holds, how that differs from `against`, and what was not decided.
+    """
+    given = sorted((pair for pair in observed if not pair[1].error), key=_power, reverse=True)
+    rule, names = mistaken(optimizer), [case.id for case, _ in given]
+    profiles = {against: rule.PROFILES[against], **rule.PROFILES}
+    searches = {
+        name: Search([judging(rule)(rule, case, run, profile) for case, run in given], most)
+        for name, profile in profiles.items()
+    }
+    held = _held(searches, progress) if given else []
+    progress("what else holds")
+    found = _Found(optimizer, rule, names, searches, against)
+    nearest, case, first = None, "", None
+    if given and not held:
+        nearest, case, first = found.nearest()
+    return Diagnosis(
+        optimizer=optimizer,
+        against=against,
+        vectors=tuple(names),
+        outside=tuple(names[n] for n in searches[against].shown(())),
+        held=tuple(held),
+        differences=tuple(found.differences(held[0])) if held else (),
+        undecided=tuple(found.undecided(held[0])) if held else (),
+        nearest=nearest,
+        case=case,
+        first=first,
+    )
+
+
+def _power(pair: Observed) -> tuple[int, int]:
+    """What excludes most in the fewest steps comes first."""
+    case, _ = pair
+    return len(case.source.get("kills", ())), -case.steps
+
+
+def _held(searches: dict[str, Search], progress: Progress) -> list[Record]:
+    """The records that hold, by as few changes as possible; those of the first profile first."""
+    levels = {name: search.levels() for name, search in searches.items()}
+    for n in count():
+        found = []
+        for name in list(levels):
+            progress(f"{name}, {n} changed" if n else name)
+            if (changes := next(levels[name], None)) is None:
+                del levels[name]
+            else:
+                found += [Record(name, x) for x in changes]
+        if found or not levels:
+            return found
+    return []
+
+
+class _Found(NamedTuple):
+    """What the searches say of a record."""
+
+    optimizer: str
+    rule: ModuleType
+    names: list[str]  # of the vectors
+    searches: dict[str, Search]
+    against: str
+
+    def differences(self, record: Record) -> Iterator[Difference]:
+        """Each axis that, taken from `against`, some vector excludes."""
+        search = self.searches[record.profile]
+        shown: dict[tuple[str, str, str], tuple[list[str], Finding]] = {}
+        for n, judge in enumerate(cast("list[Judge]", search.judged)):
+            (choices,) = _configured(judge, judge.profile)[:1]
+            (wanted,) = _configured(judge, self.rule.PROFILES[self.against])[:1]
+            for axis, named in self.rule.AXES.items():
+                own = {name: x for name, x in named.items() if x is getattr(choices, axis, None)}
+                does = dict(record.changes).get(axis) or next(iter(own), "")
+                should = next(
+                    (x for x in named if named[x] is getattr(wanted, axis, None)), "as-given"
+                )
+                if not does or does == should or not judge.matters(axis):
+                    continue
+                others = tuple(change for change in record.changes if change[0] != axis)
+                instead = tuple(sorted((*others, (axis, should))))
+                if (beside := search.first(n, instead)) is not None:
+                    entry = shown.setdefault((axis, does, should), ([], judge.finding(beside)))
+                    entry[0].append(self.names[n])
+        for (axis, does, should), (cases, first) in shown.items():
+            yield Difference(axis, does, should, tuple(cases), cases[0], first)
+
+    def undecided(self, record: Record) -> Iterator[Undecided]:
+        """Each alternative that is another rule over the reals, and that every vector holds."""
+        search = self.searches[record.profile]
+        judges = cast("list[Judge]", search.judged)
+        kills = [set(judge.case.source.get("kills", ())) for judge in judges]
+        for axis, named in spec.RULES[self.optimizer].AXES.items():
+            settings = [choices for judge in judges for _, choices in judge.settings()]
+            same = {dict(record.changes).get(axis, "")}
+            if axis not in dict(record.changes):
+                same = set().union(*(equal(self.rule, axis, choices) for choices in settings))
+            for name in named.keys() - same:
+                others = tuple(change for change in record.changes if change[0] != axis)
+                changes = tuple(sorted((*others, (axis, name))))
+                order = sorted(range(len(judges)), key=lambda n: f"{axis}={name}" not in kills[n])
+                if all(search.first(n, changes) is None for n in order):
+                    yield Undecided(axis, name, self._separating(axis, name))
+
+    def _separating(self, axis: str, name: str) -> str:
+        """A vector that excludes an alternative of the documented rule, and was not answered."""
+        wanted = f"{axis}={name}"
+        return next(
+            (
+                id_
+                for id_, kills in _kills(self.optimizer).items()
+                if wanted in kills and id_ not in self.names
+            ),
+            "",
+        )
+
+    def nearest(self) -> tuple[Record, str, Finding]:
+        """What the observations leave last, and where."""
+        reached = {
+            name: search.furthest for name, search in self.searches.items() if search.furthest
+        }
+        name = max(reached, key=lambda name: reached[name][1].place)
+        changes, stuck = reached[name]
+        judge = cast(Judge, self.searches[name].judged[stuck.run])
+        return Record(name, changes), self.names[stuck.run], judge.finding(stuck.beside)
+
+
+def _configured(judge: Judge, profile: Profile) -> list[Any]:
+    """The choices of a profile for a case."""
+    return [
+        choices for _, choices in type(judge)(judge.rule, judge.case, judge.run, profile).settings()
+    ]
+
+
+@cache
+def _kills(optimizer: str) -> dict[str, frozenset[str]]:
+    """What each vector excludes of the documented rule."""
+    found = golden.recordings(optimizer, golden.root() / "vectors")
+    return {r.case.id: frozenset(r.case.source.get("kills", ())) for r in found}
+
+
+@cache
+def mistaken(optimizer: str) -> ModuleType:
+    """The rule of an optimizer, and every hyperparameter that may have been taken for another."""
+    rule = spec.RULES[optimizer]
+    given = {**rule.AXES.get("given", {"as-given": _as_given}), **dict(_mistakes(optimizer))}
+    axes = {**rule.AXES, "given": given}
+    return cast(ModuleType, SimpleNamespace(**{**vars(rule), "AXES": axes}))
+
+
+def _as_given(h: Any) -> Any:
+    return h
+
+
+def _mistakes(optimizer: str) -> Iterator[tuple[str, Callable[[Any], Any]]]:
+    """(name, what it makes of the hyperparameters) of each mistake.
+
+    A release's default, 0, or 1 - x where x lies between 0 and 1, whatever is given; or two of a
+    kind in each other's place.
+    """
+    rule, described = spec.RULES[optimizer], spec.load(optimizer)["hyperparameters"]
+    decays = [q for q, x in described.items() if "below" in x.get("range", {})]
+    for q in rule.Hyper._fields:
+        defaults = [getattr(profile.hyper, q) for profile in rule.PROFILES.values()]
+        numbers = {x for x in (*defaults, 0.0) if isinstance(x, float)}
+        for x in sorted(numbers if q in described else ()):
+            yield f"{q}:{x:g}", partial(_put, q, x)
+        if q in decays:
+            yield f"{q}:1-{q}", partial(_complement, q)
+    for one, other in pairwise(decays):
+        yield f"{one}:{other}", partial(_swap, one, other)
+
+
+def _put(q: str, x: float, h: Any) -> Any:
+    return h._replace(**{q: x})
+
+
+def _complement(q: str, h: Any) -> Any:
+    return h._replace(**{q: 1 - getattr(h, q)})
+
+
+def _swap(one: str, other: str, h: Any) -> Any:
+    return h._replace(**{one: getattr(h, other), other: getattr(h, one)})
