@@ -30,7 +30,10 @@ RULE_SECTIONS = {"nadam": range(2, 13), "rmsprop": range(2, 11), "thor": range(2
 
 NO_EQUATION = {
     "nadam": {"start", "counter"},
-    "rmsprop": {"start", "counter", "missing", "clip", "average_start", "average"},
+    "rmsprop": {
+        *("start", "counter", "missing", "norm", "global_norm", "value", "clip"),
+        *("average_start", "average", "overwrite", "overwrite_count"),
+    },
     "thor": {
         *("past_end", "frequency", "decayed", "patches", "conv", "lookup", "reduction", "pair"),
         *("stale", "beside_conv", "nesterov"),
@@ -66,9 +69,12 @@ class Specified:
         return self.path.read_text(encoding="utf-8")
 
     def defined(self, value: Any) -> str:
-        """The lines of the rule that define one of its functions or records."""
-        (name,) = {name for name, other in vars(self.rule).items() if other is value}
-        source = inspect.getsource(self.rule)
+        """The lines of the rule, or of what it calls, that define a function or record."""
+        modules = [self.rule, *BESIDE[self.optimizer]]
+        ((module, name),) = {
+            (m, name) for m in modules for name, other in vars(m).items() if other is value
+        }
+        source = inspect.getsource(module)
         for node in ast.parse(source).body:
             match node:
                 case ast.FunctionDef(name=found) | ast.Assign(targets=[ast.Name(id=found)]):

@@ -511,7 +511,10 @@ class Optimizer:
         grads, variables = [g for g, _ in pairs], [v for _, v in pairs]
         arrays = [array_of(v) for v in variables]
         clipped = applied(
-            lambda given, xp: rule.first_given(given, hyper, xp), self.half, arrays, grads
+            lambda given, xp: rule.first_given(given, hyper, rule.Choices(), xp),
+            self.half,
+            arrays,
+            grads,
         )
         for kept in [*self._var_list, *self._own]:
             keep(kept, undo)

@@ -22,7 +22,6 @@ from refopt.optim.keras import EMAOption, GradientsClipOption, Optimizer, Pairs,
 from refopt.optim.keras import _name as name_of
 from refopt.optim.parameter import Parameter, _check_like, array_of
 from refopt.optim.schedules import rate
-from refopt.rules import average as ema
 from refopt.rules import rmsprop as rule
 from refopt.typing import Number, Numbers, Profile
 
@@ -273,8 +272,8 @@ global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency, **kwargs
             profile.choices,
             tuple(grad is None for grad in grads),
             tuple(order or ()),
-            bool(self._averages) and rule.PROFILES[self.profile].choices.average_start(t, hyper),
-            bool(self._averages) and ema.overwrites(t, hyper.ema_overwrite_frequency),
+            bool(self._averages) and profile.choices.average_start(t, hyper),
+            bool(self._averages) and rule.due(t, hyper, profile.choices),
         )
         if key not in self._compiled:
 

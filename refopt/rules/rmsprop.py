@@ -388,40 +388,60 @@ def _each(grads: Gradients, change: Callable[[Array], Array]) -> Gradients:
     ]
 
 
-def _by_norm(grads: Gradients, h: Hyper, xp: Namespace) -> Gradients:
-    return _each(grads, lambda g: clip.by_norm(g, h.clipnorm, xp))
+def _by_norm(grads: Gradients, h: Hyper, c: Choices, xp: Namespace) -> Gradients:
+    return _each(grads, lambda g: c.norm(g, h.clipnorm, xp))
 
 
-def _by_value(grads: Gradients, h: Hyper, xp: Namespace) -> Gradients:
-    return _each(grads, lambda g: clip.by_value(g, h.clipvalue, xp))
+def _by_value(grads: Gradients, h: Hyper, c: Choices, xp: Namespace) -> Gradients:
+    return _each(grads, lambda g: c.value(g, h.clipvalue, xp))
 
 
-def _by_global_norm(grads: Gradients, h: Hyper, xp: Namespace) -> Gradients:
+def _by_global_norm(grads: Gradients, limit: Number, c: Choices, xp: Namespace) -> Gradients:
     values = [g.values if isinstance(g, Rows) else g for g in grads]
-    clipped = iter(clip.by_global_norm(values, h.global_clipnorm, xp))
+    clipped = iter(clip.by_global_norm(values, limit, xp, c.global_norm))
     return _each(grads, lambda g: next(clipped))
 
 
-def first_given(grads: Gradients, h: Hyper, xp: Namespace) -> Gradients:  # RMS-7.4a
+def first_given(grads: Gradients, h: Hyper, c: Choices, xp: Namespace) -> Gradients:  # RMS-7.4a
     if not clip.off(h.clipnorm):
-        return _by_norm(grads, h, xp)
+        return _by_norm(grads, h, c, xp)
     if not clip.off(h.global_clipnorm):
-        return _by_global_norm(grads, h, xp)
-    return grads if clip.off(h.clipvalue) else _by_value(grads, h, xp)
+        return _by_global_norm(grads, h.global_clipnorm, c, xp)
+    return grads if clip.off(h.clipvalue) else _by_value(grads, h, c, xp)
 
 
 def value_then_norm(
-    grads: Gradients, h: Hyper, xp: Namespace
+    grads: Gradients, h: Hyper, c: Choices, xp: Namespace
 ) -> Gradients:  # RMS-7.4b: legacy Keras
     if h.clipvalue is not None:
-        grads = _by_value(grads, h, xp)
+        grads = _by_value(grads, h, c, xp)
     if h.clipnorm is not None:  # 0 is a limit here
-        return _by_norm(grads, h, xp)
-    return grads if h.global_clipnorm is None else _by_global_norm(grads, h, xp)
+        return _by_norm(grads, h, c, xp)
+    if h.global_clipnorm is None:
+        return grads
+    return _by_global_norm(grads, h.global_clipnorm, c, xp)
 
 
-def unclipped(grads: Gradients, h: Hyper, xp: Namespace) -> Gradients:  # RMS-7.4c
+def unclipped(grads: Gradients, h: Hyper, c: Choices, xp: Namespace) -> Gradients:  # RMS-7.4c
     return grads
+
+
+def norm_of_all_then_value(
+    grads: Gradients, h: Hyper, c: Choices, xp: Namespace
+) -> Gradients:  # RMS-7.4d: Keras before TensorFlow had it
+    if not clip.off(h.clipnorm):
+        grads = _by_global_norm(grads, h.clipnorm, c, xp)
+    elif not clip.off(h.global_clipnorm):
+        grads = _by_global_norm(grads, h.global_clipnorm, c, xp)
+    return grads if clip.off(h.clipvalue) else _by_value(grads, h, c, xp)
+
+
+def global_norm_of_each(
+    grads: Gradients, h: Hyper, c: Choices, xp: Namespace
+) -> Gradients:  # RMS-7.4e
+    if clip.off(h.clipnorm) and not clip.off(h.global_clipnorm):
+        return [_by_global_norm([g], h.global_clipnorm, c, xp)[0] for g in grads]
+    return first_given(grads, h, c, xp)
 
 
 # -- average of the parameters (RMS-8): where it starts, and what it takes in
@@ -518,6 +538,9 @@ class Choices(NamedTuple):
     scalars: Callable[[Number, Numbers], Number] = in_double
     schedule: Callable[[Number, Numbers], Number] = schedule_double
     objective: Callable[[Array], Array] = minimize
+    norm: Callable[..., Array] = clip.by_norm
+    global_norm: Callable[..., Array] = clip.reciprocals
+    value: Callable[..., Array] = clip.by_value
     clip: Callable[..., Gradients] = first_given
     sparse: Sparse = merged
     decay: Callable[..., tuple[Array, Array]] = no_decay
@@ -533,6 +556,8 @@ class Choices(NamedTuple):
     counter: Callable[..., Ticked] = shared
     average_start: Callable[[int, Hyper], Number] = from_start
     average: Callable[..., list[tuple[int, int]]] = no_average
+    overwrite: Callable[..., ema.Both] = ema.after_average
+    overwrite_count: Callable[[int], int] = ema.after_step
 
 
 def init(param: Array, choices: Choices, *, xp: Namespace, num: Numbers) -> tuple[State, Clock]:
@@ -625,6 +650,11 @@ def ticks(
     return choices.counter(advance, clocks, there)  # RMS-10.1
 
 
+def due(t: int, h: Hyper, c: Choices) -> bool | None:
+    """Whether step `t` sets parameters to their averages; None where none ever does."""
+    return ema.overwrites(c.overwrite_count(t), h.ema_overwrite_frequency)
+
+
 def update(
     params: Sequence[Array],
     grads: Sequence[Array | Rows | None],
@@ -655,7 +685,7 @@ def update(
     after, kept = list(params), list(states)
     limits = {q: x if (x := getattr(hyper, q)) is None else num(x) for q in _LIMITS}
     clipped = (
-        c.clip([grads[i] for i in given], hyper._replace(**limits), xp) if given else []
+        c.clip([grads[i] for i in given], hyper._replace(**limits), c, xp) if given else []
     )  # RMS-7
     for i, grad in zip(given, clipped, strict=True):
         h = settle(hyper, c, num=num.of(params[i]))
@@ -664,12 +694,13 @@ def update(
     if given and c.average is not no_average:  # RMS-8
         t = int(float(ticked[given[0]][1].t))
         momentum = c.average_start(t, hyper)  # RMS-8.3
+        now = due(t, hyper, c)  # RMS-8.5
         for k, i in c.average(given, len(params)):  # RMS-8.4
-            mean = ema.averaged(kept[k].average, after[i], momentum)  # RMS-8.1
+            mean, theta = c.overwrite(kept[k].average, after[i], momentum, now)  # RMS-8.2
             kept[k] = kept[k]._replace(average=mean)
-            if ema.overwrites(t, hyper.ema_overwrite_frequency):  # RMS-8.2
+            if theta is not after[i]:
                 q = quantities[i] or Quantities._make([None] * len(Quantities._fields))
-                quantities[i] = q._replace(param=mean)
+                quantities[i] = q._replace(param=theta)
     return quantities, kept, [clock for _, clock in ticked]
 
 
@@ -692,7 +723,26 @@ AXES: dict[str, dict[str, Any]] = {
     "scalars": {"double": in_double, "float32": in_float32, "native": in_native},
     "schedule": {"double": schedule_double, "float32": schedule_float32},
     "objective": {"minimize": minimize, "maximize": maximize},
-    "clip": {"first-given": first_given, "value-then-norm": value_then_norm, "none": unclipped},
+    "norm": {
+        "larger": clip.by_norm,
+        "factor": clip.by_factor,
+        "factor-and-epsilon": clip.by_norm_and_epsilon,
+        "always": clip.to_norm,
+    },
+    "global_norm": {
+        "reciprocals": clip.reciprocals,
+        "larger": clip.quotient,
+        "factor-and-epsilon": clip.quotient_and_epsilon,
+        "always": clip.unlimited_quotient,
+    },
+    "value": {"both-sides": clip.by_value, "from-above": clip.from_above},
+    "clip": {
+        "first-given": first_given,
+        "value-then-norm": value_then_norm,
+        "none": unclipped,
+        "norm-of-all-then-value": norm_of_all_then_value,
+        "global-norm-of-each": global_norm_of_each,
+    },
     "sparse": {
         "merged": merged,
         "unmerged": unmerged,
@@ -745,6 +795,12 @@ AXES: dict[str, dict[str, Any]] = {
         "by-position": by_position,
         "own": own,
     },
+    "overwrite": {
+        "after-average": ema.after_average,
+        "before-average": ema.before_average,
+        "blended": ema.blended,
+    },
+    "overwrite_count": {"after-step": ema.after_step, "before-step": ema.before_step},
 }
 """Every axis and its alternatives, by the names that the specification uses."""
 
@@ -756,12 +812,19 @@ SAME_EXACTLY: dict[str, tuple[frozenset[str], ...]] = {
     "second": (frozenset(AXES["second"]),),
     "mean": (frozenset(AXES["mean"]),),
     "idle": (frozenset(AXES["idle"]),),  # μ is 0: 0 times a buffer that is infinite is NaN
+    "norm": (frozenset({"larger", "factor"}),),
+    "global_norm": (frozenset({"reciprocals", "larger"}),),  # of an infinite norm: NaN, or 0
+    "overwrite": (frozenset({"after-average", "blended"}),),  # 0 times what is infinite is NaN
 }
 """Alternatives that differ in rounding and overflow alone: equal over the reals."""
 
 
 def _averages(choices: Sequence[Choices]) -> bool:
     return any(c.average is not no_average for c in choices)
+
+
+def _limited(hypers: Sequence[Hyper], *limits: str) -> bool:
+    return any(not clip.off(getattr(h, limit)) for h in hypers for limit in limits)
 
 
 def counted(c: Choices) -> set[str]:
@@ -787,12 +850,15 @@ MATTERS: dict[str, Callable[[Sequence[Hyper], Sequence[Choices], bool, bool], bo
     "move": lambda hypers, choices, several, sparse: any(h.momentum != 0 for h in hypers),
     "average": lambda hypers, choices, several, sparse: _averages(choices),
     "average_start": lambda hypers, choices, several, sparse: _averages(choices),
-    "clip": lambda hypers, choices, several, sparse: any(
-        not clip.off(limit)
-        for h in hypers
-        for limit in (h.clipnorm, h.clipvalue, h.global_clipnorm)
+    "overwrite": lambda hypers, choices, several, sparse: (
+        _averages(choices) and any(h.ema_overwrite_frequency for h in hypers)
     ),
+    "clip": lambda hypers, choices, several, sparse: _limited(hypers, *_LIMITS),
+    "norm": lambda hypers, choices, several, sparse: _limited(hypers, "clipnorm"),
+    "global_norm": lambda hypers, choices, several, sparse: _limited(hypers, *_LIMITS[::2]),
+    "value": lambda hypers, choices, several, sparse: _limited(hypers, "clipvalue"),
 }
+MATTERS["overwrite_count"] = MATTERS["overwrite"]
 """When an axis can make a difference at all: see `refopt.rules.nadam.MATTERS`."""
 
 
@@ -906,7 +972,7 @@ PROFILES: dict[str, Profile] = {
         ),
         Profile(
             "keras-3",
-            _keras._replace(average_start=from_first_step),
+            _keras._replace(average_start=from_first_step, overwrite=ema.blended),
             Hyper(),
             "each",
             "Keras 3.15, optimizers.RMSprop",
