@@ -94,9 +94,14 @@ def tasks(
     python: the interpreter that has the framework.
     seconds: the time for one case.
     """
+    yield from answers(starter(name, python, seconds), found, profile)
+
+
+def starter(name: str, python: str, seconds: float) -> Callable[[], Adapter]:
+    """What starts the adapter of an implementation. Raises Missing where it cannot run."""
     _require(IMPLEMENTATIONS[name].packages.split(), name, python)
     adapter = golden.root() / "adapters" / f"{IMPLEMENTATIONS[name].adapter}.py"
-    yield from answers(lambda: Adapter([python, str(adapter)], seconds), found, profile)
+    return lambda: Adapter([python, str(adapter)], seconds)
 
 
 class Talker(Protocol):
@@ -111,34 +116,55 @@ class Talker(Protocol):
         """End it."""
 
 
+class Asking:
+    """A program that is asked case by case, and started anew after each failure."""
+
+    def __init__(self, start: Callable[[], Talker], profile: str | None) -> None:
+        self._start, self._profile = start, profile
+        self._talker: Talker | None = None
+        self._known, self._failures = "unknown version", 0
+
+    def task(self, recording: Recording) -> Task:
+        """What it does with a case."""
+        try:
+            self._talker = self._talker or self._start()
+            self._known = self._talker.known
+            items = self._talker.items(recording, self._profile)
+            self._failures = 0
+        except Failure as failure:
+            self.close()
+            self._failures += 1
+            items = (unjudged(self._known, self._profile, failure.status, failure.detail),)
+        return Task(recording.case, items)
+
+    def more(self, task: Task) -> None:
+        """Raises AdapterError where it failed `ATTEMPTS` times in a row, `task` the last time."""
+        if self._failures == ATTEMPTS:
+            detail = task.items[0].detail
+            msg = f"{self._known}: given up after {ATTEMPTS} failures in a row: {detail}"
+            raise AdapterError(msg)
+
+    def close(self) -> None:
+        """End it."""
+        if self._talker is not None:
+            self._talker.close()
+        self._talker = None
+
+
 def answers(
     start: Callable[[], Talker], found: Iterable[Recording], profile: str | None
 ) -> Iterator[Task]:
-    """What a program does with each case; it is started anew after each failure.
+    """What a program does with each case.
 
     Raises AdapterError where it fails `ATTEMPTS` times in a row.
     """
-    talker: Talker | None = None
-    known, failures = "unknown version", 0
+    asking = Asking(start, profile)
     try:
         for recording in found:
-            try:
-                talker = talker or start()
-                known = talker.known
-                items = talker.items(recording, profile)
-                failures = 0
-            except Failure as failure:
-                if talker is not None:
-                    talker.close()
-                talker, failures = None, failures + 1
-                items = (unjudged(known, profile, failure.status, failure.detail),)
-            yield Task(recording.case, items)
-            if failures == ATTEMPTS:
-                msg = f"{known}: given up after {ATTEMPTS} failures in a row: {items[0].detail}"
-                raise AdapterError(msg)
+            yield (task := asking.task(recording))
+            asking.more(task)
     finally:
-        if talker is not None:
-            talker.close()
+        asking.close()
 
 
 def cases(name: str) -> Iterator[Recording]:
