@@ -1,8 +1,8 @@
 """Train a classifier of handwritten digits with THOR, SGD with momentum, and RMSprop.
 
-Forward and backward pass are written out, so that the input of each layer and the gradient of its
-output, which THOR needs, are at hand. They are operations of the array API alone: NumPy and CuPy
-take the same code.
+Forward and backward pass of `refopt.problems.Network` are written out, so that the input of each
+layer and the gradient of its output, which THOR needs, are at hand. They are operations of the
+array API alone: NumPy and CuPy take the same code.
 
     python examples/thor_digits.py --plot digits.png
     python examples/thor_digits.py --library cupy
@@ -13,7 +13,6 @@ Needs scikit-learn for the digits, and matplotlib for the plot.
 import argparse
 import importlib
 import time
-from itertools import pairwise
 from statistics import median
 
 import numpy as np
@@ -21,6 +20,7 @@ from array_api_compat import array_namespace
 
 import refopt
 from refopt import layers
+from refopt.problems import Network
 
 SIZES = (64, 64, 32, 10)
 BATCH, TEST, GOAL = 64, 500, 0.97
@@ -32,55 +32,19 @@ DAMPING, FREQUENCY, MOMENTUM = 2.0**-6, 10, 0.9
 
 def digits(library):
     """(images, one-hot labels) to train on, and (images, labels) to test on."""
-    from sklearn.datasets import load_digits
-
-    xp = importlib.import_module(library)
-    images, labels = load_digits(return_X_y=True)
-    order = np.random.default_rng(0).permutation(len(images))
-    images, labels = np.float32(images / 16)[order], labels[order]
-    one_hot = np.eye(10, dtype=np.float32)[labels]
-    train = xp.asarray(images[TEST:]), xp.asarray(one_hot[TEST:])
-    return train, (xp.asarray(images[:TEST]), xp.asarray(labels[:TEST]))
+    images, one_hot, *test = Network(test=TEST).data(importlib.import_module(library), "float32")
+    return (images, one_hot), test
 
 
 def net_of(seed, like):
     """Dense layers, initialised as He et al. (2015) do for rectified units."""
-    xp, random = array_namespace(like), np.random.default_rng(seed)
-    net = []
-    for i, (n, m) in enumerate(pairwise(SIZES), start=1):
-        weight = np.float32(random.normal(size=(m, n)) * (2 / n) ** 0.5)
-        bias = np.zeros(m, np.float32)
-        net.append(layers.Dense(f"fc{i}", weight=xp.asarray(weight), bias=xp.asarray(bias)))
-    return net
+    params = Network(sizes=SIZES, seed=seed).start(array_namespace(like), "float32")
+    pairs = zip(params[::2], params[1::2], strict=True)
+    return [layers.Dense(f"fc{i}", weight=w, bias=b) for i, (w, b) in enumerate(pairs, start=1)]
 
 
-def forward(net, x):
-    """(inputs of the layers, logits)."""
-    xp, inputs = array_namespace(x), []
-    for layer in net:
-        inputs.append(x)
-        y = xp.matmul(x, layer.weight.data.T) + layer.bias.data
-        x = xp.maximum(y, xp.zeros_like(y))
-    return inputs, y
-
-
-def backward(net, inputs, logits, one_hot):
-    """Gradients of the mean cross-entropy: (of the parameters, of the layers' outputs)."""
-    xp = array_namespace(logits)
-    odds = xp.exp(logits - xp.max(logits, axis=1, keepdims=True))
-    ds = (odds / xp.sum(odds, axis=1, keepdims=True) - one_hot) / logits.shape[0]
-    gradients, output_gradients = [], {}
-    for layer, x in zip(reversed(net), reversed(inputs), strict=True):
-        output_gradients[layer.name] = ds
-        gradients = [xp.matmul(ds.T, x), xp.sum(ds, axis=0), *gradients]
-        ds = xp.matmul(ds, layer.weight.data) * xp.astype(x > 0, x.dtype)
-    return gradients, output_gradients
-
-
-def accuracy(net, x, labels):
-    xp = array_namespace(x)
-    _, logits = forward(net, x)
-    return float(xp.mean(xp.astype(xp.argmax(logits, axis=1) == labels, x.dtype)))
+def values(net):
+    return [p.data for layer in net for p in layer.parameters]
 
 
 def stepper(method, net, rate):
@@ -89,21 +53,25 @@ def stepper(method, net, rate):
     if method == "THOR":
         thor = refopt.thor(net, rate, DAMPING, MOMENTUM, batch_size=BATCH, frequency=FREQUENCY)
 
-        def step(gradients, inputs, output_gradients):
-            seen = {layer.name: x for layer, x in zip(net, inputs, strict=True)}
-            thor(gradients, activations=seen, output_gradients=output_gradients)
+        def step(seen):
+            names = [layer.name for layer in net]
+            thor(
+                seen.gradients,
+                activations=dict(zip(names, seen.activations, strict=True)),
+                output_gradients=dict(zip(names, seen.output_gradients, strict=True)),
+            )
 
     elif method == "RMSprop":
         rmsprop = refopt.RMSprop(learning_rate=rate)
 
-        def step(gradients, *_):
-            rmsprop.apply_gradients(zip(gradients, parameters, strict=True))
+        def step(seen):
+            rmsprop.apply_gradients(zip(seen.gradients, parameters, strict=True))
 
     else:
         moments = [0.0 for _ in parameters]
 
-        def step(gradients, *_):
-            for i, (p, g) in enumerate(zip(parameters, gradients, strict=True)):
+        def step(seen):
+            for i, (p, g) in enumerate(zip(parameters, seen.gradients, strict=True)):
                 moments[i] = MOMENTUM * moments[i] + g
                 p.assign(p.data - rate * moments[i])
 
@@ -122,12 +90,11 @@ def train(method, seed, epochs, data, rate=None):
         for start in range(0, len(order) - BATCH + 1, BATCH):
             rows = xp.asarray(order[start : start + BATCH])
             x, y = xp.take(images, rows, axis=0), xp.take(one_hot, rows, axis=0)
-            inputs, logits = forward(net, x)
-            gradients, output_gradients = backward(net, inputs, logits, y)
-            step(gradients, inputs, output_gradients)
+            inputs, logits = Network.forward(values(net), x)
+            step(Network.backward(values(net), inputs, logits, y))
         float(net[0].weight.data[0, 0])  # waits for the device
         seconds += time.perf_counter() - begin
-        curve.append((seconds, accuracy(net, *test)))
+        curve.append((seconds, Network.accuracy(values(net), *test)))
     return curve
 
 
