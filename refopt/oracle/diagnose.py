@@ -20,6 +20,7 @@ from refopt.oracle.verdict import Finding, Judge
 from refopt.typing import Profile
 
 MOST = 2  # choices that are changed at once
+DECAYS = ("beta1", "beta2", "rho", "momentum", "ema_momentum", "factor_decay")
 Observed = tuple[Case, Run]
 """A vector, and what an implementation did with it."""
 
@@ -58,6 +59,7 @@ class Diagnosis(NamedTuple):
     vectors: tuple[str, ...]  # ids of those that it answered
     outside: tuple[str, ...]  # ids of those where it lies outside that profile
     held: tuple[Record, ...]  # that hold every observation, by as few changes as possible
+    idle: tuple[str, ...]  # counters that it shows otherwise than they hold, and does not use
     differences: tuple[Difference, ...]  # of the first of them
     undecided: tuple[Undecided, ...]  # beside the first of them
     nearest: Record | None  # where nothing holds: what the observations leave last
@@ -95,14 +97,27 @@ def diagnose(
     -------
     What holds, how that differs from `against`, and what was not decided.
     """
+    rule = mistaken(optimizer)
     given = sorted((pair for pair in observed if not pair[1].error), key=_power, reverse=True)
-    rule, names = mistaken(optimizer), [case.id for case, _ in given]
+    names = [case.id for case, _ in given]
     profiles = {against: rule.PROFILES[against], **rule.PROFILES}
-    searches = {
-        name: Search([judging(rule)(rule, case, run, profile) for case, run in given], most)
+    judges = {
+        name: [judging(rule)(rule, case, run, profile) for case, run in given]
         for name, profile in profiles.items()
     }
-    held = _held(searches, progress) if given else []
+    searches = {name: Search(judged, most) for name, judged in judges.items()}
+    outside = [names[n] for n in searches[against].shown(())]
+    held = _held(searches, against, progress) if given else []
+    counts = {q for _, run in given for step in run.steps.values() for q in step}
+    idle = sorted(counts & {*rule.Clock._fields})
+    idled = bool(given and idle and not held)
+    if idled:  # it may count what it does not use
+        arrays = {
+            name: Search([judge.of_arrays() for judge in judged], most)
+            for name, judged in judges.items()
+        }
+        held = _held(arrays, against, progress)
+        idled, searches = bool(held), arrays if held else searches
     progress("what else holds")
     found = _Found(optimizer, rule, names, searches, against)
     nearest, case, first = None, "", None
@@ -112,8 +127,9 @@ def diagnose(
         optimizer=optimizer,
         against=against,
         vectors=tuple(names),
-        outside=tuple(names[n] for n in searches[against].shown(())),
+        outside=tuple(outside),
         held=tuple(held),
+        idle=tuple(idle) if idled else (),
         differences=tuple(found.differences(held[0])) if held else (),
         undecided=tuple(found.undecided(held[0])) if held else (),
         nearest=nearest,
@@ -128,19 +144,28 @@ def _power(pair: Observed) -> tuple[int, int]:
     return len(case.source.get("kills", ())), -case.steps
 
 
-def _held(searches: dict[str, Search], progress: Progress) -> list[Record]:
-    """The records that hold, by as few changes as possible; those of the first profile first."""
+def _held(searches: dict[str, Search], against: str, progress: Progress) -> list[Record]:
+    """The records that hold, by as few changes as possible.
+
+    Where the first profile holds with so many changes, the others with as many say no more: only
+    the profiles as they are are all tried.
+    """
     levels = {name: search.levels() for name, search in searches.items()}
     for n in count():
-        found = []
+        found: list[Record] = []
         for name in list(levels):
             progress(f"{name}, {n} changed" if n else name)
             if (changes := next(levels[name], None)) is None:
                 del levels[name]
             else:
                 found += [Record(name, x) for x in changes]
+            if n and found:
+                break
         if found or not levels:
             return found
+        if n:  # two at once beside the most likely profiles alone
+            far = max(levels, key=lambda name: searches[name].reach)
+            levels = {name: x for name, x in levels.items() if name in (against, far)}
     return []
 
 
@@ -244,17 +269,28 @@ def _as_given(h: Any) -> Any:
 
 
 def _mistakes(optimizer: str) -> Iterator[tuple[str, Callable[[Any], Any]]]:
-    """(name, what it makes of the hyperparameters) of each mistake.
+    """(name, what it makes of the hyperparameters) of each mistake that no axis has.
 
-    A release's default, 0, or 1 - x where x lies between 0 and 1, whatever is given; or two of a
-    kind in each other's place.
+    A release's default or 0 whatever is given; of a decay its complement, or one in another's
+    place.
     """
+    rule = spec.RULES[optimizer]
+    sample = rule.Hyper(*(1 / (n + 3) for n, _ in enumerate(rule.Hyper._fields)))
+    known = [mistake(sample) for mistake in rule.AXES.get("given", {}).values()]
+    for name, mistake in _every_mistake(optimizer):
+        if mistake(sample) not in known:
+            yield name, mistake
+
+
+def _every_mistake(optimizer: str) -> Iterator[tuple[str, Callable[[Any], Any]]]:
     rule, described = spec.RULES[optimizer], spec.load(optimizer)["hyperparameters"]
-    decays = [q for q, x in described.items() if "below" in x.get("range", {})]
-    for q in rule.Hyper._fields:
-        defaults = [getattr(profile.hyper, q) for profile in rule.PROFILES.values()]
-        numbers = {x for x in (*defaults, 0.0) if isinstance(x, float)}
-        for x in sorted(numbers if q in described else ()):
+    fields = [q for q in rule.Hyper._fields if q in described]
+    decays = [q for q in fields if q in DECAYS]
+    for q in fields:
+        defaults = {getattr(profile.hyper, q) for profile in rule.PROFILES.values()}
+        numbers = {x for x in defaults if isinstance(x, int | float) and not isinstance(x, bool)}
+        zero = {0.0} if any(isinstance(x, float) for x in numbers) else set()
+        for x in sorted(numbers | zero):
             yield f"{q}:{x:g}", partial(_put, q, x)
         if q in decays:
             yield f"{q}:1-{q}", partial(_complement, q)

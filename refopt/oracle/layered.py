@@ -307,7 +307,7 @@ class LayerJudge(Judge):
             return all(self._passed(*compared) for compared in self._compared(changed))
 
     def _passed(self, key: Key, band: Band, values: Any) -> bool:
-        holds = band.holds(values)
+        holds = band.holds(values) & (band.bounded | ~np.isfinite(values))
         if self._decides is None and not np.all(holds):
             self._measured()
         decides = np.True_ if self._decides is None else self._decides.get(key, np.True_)
@@ -367,7 +367,8 @@ class LayerJudge(Judge):
         for t, step in groupby(self._compared(changed), key=lambda compared: compared[0][0]):
             for key, band, values in sorted(step, key=lambda compared: flow[compared[0][1]]):
                 passed = self._passed(key, band, values) if changes else np.all(band.holds(values))
-                yield Beside((t, flow[key[1]]), key, bool(passed), band, values, FORCED)
+                decides = bool(np.any(band.bounded & np.isfinite(values)))
+                yield Beside((t, flow[key[1]]), key, bool(passed), band, decides, values, FORCED)
 
     def finding(self, beside: Beside) -> Finding:
         """As `Judge.finding`: of an array its first element."""

@@ -28,6 +28,7 @@ class Beside(NamedTuple):
     key: tuple[Any, ...]  # which observation
     holds: bool
     range: Any  # None where the rule gives none
+    decides: bool = True  # whether it is a number beside a range that has bounds
     observed: Any = None
     mode: str = ""
 
@@ -66,6 +67,7 @@ class Search:
         self.judged, self.most = judged, most
         self.furthest: tuple[Changes, Stuck] | None = None  # what deviates last, of all tried
         self._found: dict[tuple[int, Changes], Beside | None] = {}
+        self._decided: set[tuple[int, Changes]] = set()  # where some range has bounds
         self._mattering = [{a: j.matters(a) for a in j.rule.AXES} for j in judged]
 
     def found(self) -> list[Changes]:
@@ -96,12 +98,21 @@ class Search:
                     for changes, place in self._further(known, stuck)
                 }
 
+    @property
+    def reach(self) -> tuple[int, Place]:
+        """How far the runs got under any changes that were tried."""
+        return (0, (0, 0)) if self.furthest is None else self.furthest[1].place
+
     def stuck(self, changes: Changes) -> Stuck | None:
-        """Where the runs deviate first under some changes; None where they conform."""
+        """Where the runs deviate first under some changes; None where they conform.
+
+        Changes under which nothing has bounds hold whatever there is, and explain nothing.
+        """
         for n in range(len(self.judged)):
             if (beside := self.first(n, changes)) is not None:
                 return Stuck(n, beside)
-        return None
+        decided = any(self._key(n, changes) in self._decided for n in range(len(self.judged)))
+        return None if decided or not changes else self.stuck(())
 
     def shown(self, changes: Changes) -> list[int]:
         """The runs that deviate under some changes, by number."""
@@ -110,10 +121,14 @@ class Search:
 
     def first(self, n: int, changes: Changes) -> Beside | None:
         """The first observation of run `n` outside its range under some changes."""
-        key = n, tuple(change for change in changes if self._mattering[n][change[0]])
+        key = self._key(n, changes)
         if key not in self._found:
             self._found[key], _ = self._tried(n, changes)
         return self._found[key]
+
+    def _key(self, n: int, changes: Changes) -> tuple[int, Changes]:
+        """What a run depends on: the changes that can make a difference to it."""
+        return n, tuple(change for change in changes if self._mattering[n][change[0]])
 
     def _tried(
         self, n: int, changes: Changes, stuck: Beside | None = None
@@ -122,14 +137,17 @@ class Search:
 
         A rule that does not keep what the run is stuck at gets no further.
         """
-        first, there = None, None
+        first, there, decided = None, None, False
         with precision():
             for beside in self.judged[n].beside(changes):
+                decided = decided or beside.decides
                 first = first or (None if beside.holds else beside)
                 if stuck is not None and beside.key == stuck.key:
                     there = beside.range
                 if first and (stuck is None or there is not None or beside.place > stuck.place):
                     break
+        if decided:
+            self._decided.add(self._key(n, changes))
         lost = stuck is not None and there is None and (first is None or first.place > stuck.place)
         return (stuck if lost else first), there
 

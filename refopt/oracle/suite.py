@@ -311,7 +311,7 @@ def _explained(judge: Judge, item: Item) -> list[Changes]:
     Last, what explains its arrays: an implementation may count what it does not use.
     """
     before = _named.setdefault((item.name, item.profile), [])
-    axes, arrays = judge.rule.AXES, _of_arrays(judge)
+    axes, arrays = judge.rule.AXES, judge.of_arrays()
 
     def holding(explanation: Sequence[Changes]) -> list[Changes]:
         changed = [(c, {axis: axes[axis][name] for axis, name in c}) for c in explanation]
@@ -338,17 +338,6 @@ def _asked(judge: Judge, axis: str) -> str:
     choice = getattr(replay.choices(replay.hyper(1, judge.case.groups[0][1])), axis)
     named: dict[str, Any] = judge.rule.AXES[axis]
     return next(name for name, x in named.items() if x is choice)
-
-
-def _of_arrays(judge: Judge) -> Judge:
-    """The same without the counters that a run shows."""
-    counters = judge.rule.Clock._fields
-    steps = {
-        t: {q: x for q, x in step.items() if q not in counters}
-        for t, step in judge.run.steps.items()
-    }
-    run = judge.run._replace(steps=steps)
-    return Judge(judge.rule, judge.case, run, judge.profile)
 
 
 def _compared(case: Case, item: Item, result: Result) -> Result:

@@ -188,25 +188,50 @@ class Judge:
         try:
             for check in self._forced({axis: self.rule.AXES[axis][name] for axis, name in changes}):
                 holds = self._passes(check) if changes else check.interval.holds(check.observed)
-                place = check.step, flow[check.quantity]
-                yield Beside(place, check[:4], holds, check.interval, check.observed, check.mode)
+                yield Beside(
+                    (check.step, flow[check.quantity]),
+                    check[:4],
+                    holds,
+                    check.interval,
+                    self._counts(check),
+                    check.observed,
+                    check.mode,
+                )
         except ShapeError:
-            yield Beside((0, 0), (0, "param", 0, 0), False, None, math.nan, OPEN)
+            nowhere = Interval(None, None)
+            yield Beside((0, 0), (0, "param", 0, 0), False, nowhere, True, math.nan, OPEN)
+
+    def _counts(self, check: Check) -> bool:
+        """Whether a number that a step gave lies beside bounds."""
+        stepped = self._stepped(check.parameter, check.step + 1)
+        return stepped and math.isfinite(check.observed) and check.interval.bounded
 
     def finding(self, beside: Beside) -> Finding:
         """An observation that does not hold, as a verdict has it."""
         t, q, i, j = beside.key
-        nowhere = Interval(None, None)
-        return _finding(Check(t, q, i, j, beside.observed, beside.range or nowhere, beside.mode))
+        return _finding(Check(t, q, i, j, beside.observed, beside.range, beside.mode))
 
     def _passes(self, check: Check) -> bool:
-        """Whether an observation is inside, or without bounds under the profile itself."""
-        if check.interval.holds(check.observed):
+        """Whether an observation is inside, or without bounds under the profile itself.
+
+        A number inside a range that only the changes have freed of bounds is not.
+        """
+        inside = check.interval.holds(check.observed)
+        if inside and (check.interval.bounded or not math.isfinite(check.observed)):
             return True
         if self._bounded is None:
             self._measured()
         assert self._bounded is not None
         return check[:4] not in self._bounded
+
+    def of_arrays(self) -> Judge:
+        """The same without the counters that the run shows."""
+        counters = self.rule.Clock._fields
+        steps = {
+            t: {q: x for q, x in step.items() if q not in counters}
+            for t, step in self.run.steps.items()
+        }
+        return type(self)(self.rule, self.case, self.run._replace(steps=steps), self.profile)
 
     def holds(self, changed: dict[str, Any]) -> bool:
         """Whether the run lies inside the envelope of the profile with these choices changed.
