@@ -704,6 +704,11 @@ def clipped() -> list[Case]:
         [[0.0, 0.0, 0.0], [12.0, -5.0]],
     ]
     given: dict[str, Any] = {"profiles": ALONE, "steps": 3, "shapes": [[3], [2]], "grads": spread}
+    small: list[list[Grad]] = [
+        [draw(f"tiny {t} {i}", n, low - 1, low) for i, n in enumerate((3, 2))]
+        for t, low in enumerate((-9, -12, -10))
+    ]
+    tiny = given | {"grads": small, "epsilon": 0.001}
     return [
         *on(
             "clipnorm",
@@ -733,6 +738,14 @@ def clipped() -> list[Case]:
             "clip clipnorm",
             clipnorm=37.0,
             **two,
+        ),
+        *on(
+            "clipnorm-tiny",
+            "Norms near 1e-3, on both sides of the limit: 1e-6 added to them shows, and so does a "
+            "gradient that is lengthened to it.",
+            "clip clipnorm",
+            clipnorm=0.001,
+            **tiny,
         ),
         *on(
             "clipnorm-half",
@@ -837,6 +850,13 @@ def clipped() -> list[Case]:
             "clip global-clipnorm",
             global_clipnorm=49.0,
             **two,
+        ),
+        *on(
+            "global-tiny",
+            "Norms near 1e-3, on both sides of the limit.",
+            "clip global-clipnorm",
+            global_clipnorm=0.001,
+            **tiny,
         ),
         *on(
             "global-none",

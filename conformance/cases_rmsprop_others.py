@@ -254,6 +254,28 @@ def decay(kind: str, family: str, **rest: Any) -> list[Case]:
     )
 
 
+def limits(family: str, *names: str) -> list[Case]:
+    """Limits of gradients, which these frameworks have beside the optimizer."""
+    small: list[list[Grad]] = [
+        [draw(f"tiny {t} {i}", n, low - 1, low) for i, n in enumerate((3, 2))]
+        for t, low in enumerate((-9, -12, -10))
+    ]
+    of: dict[str, Any] = {"family": family, "shapes": [[3], [2]], "steps": 3}
+    return [
+        case
+        for name in names
+        for slug, limit, grads in (("", 0.3, None), ("-tiny", 0.001, small))
+        for case in on(
+            f"{name.replace('_', '-')}{slug}",
+            "Gradients on both sides of the limit; where they are tiny, what is added to a norm "
+            "shows.",
+            f"clip {name.replace('_', '-')}",
+            grads=grads,
+            **of | {name: limit, "epsilon": limit},
+        )
+    ]
+
+
 def subnormal(family: str, tags: str = "subnormal", **rest: Any) -> list[Case]:
     return on(
         "subnormal",
@@ -278,6 +300,7 @@ def torch() -> list[Case]:
         *usual("torch", {"lr": 0.01, "rho": 0.99, "epsilon": 1e-8}),
         *decay("l2", **of),
         *subnormal(**of),
+        *limits("torch", "global_clipnorm", "clipvalue"),
         *on(
             "maximize",
             "Maximizing with L2 decay: the gradient is negated before the decay is added.",
@@ -491,6 +514,15 @@ def keras(family: str) -> list[Case]:
             **{"ema_momentum": 1.0} | ema | {"steps": 3, "record": [1, 2, 3]},
         ),
         *on(
+            "ema-infinite",
+            "The second step is infinite: what the next two, of which one overwrites, make of an "
+            "average and a parameter that are.",
+            "ema ema-overwrite inf nan",
+            **{"ema_momentum": 0.5, "ema_overwrite_frequency": 4, "changes": {2: {"lr": 3e38}}}
+            | ema
+            | {"dtypes": F32, "finalize": 0, "steps": 4, "record": [1, 2, 3, 4]},
+        ),
+        *on(
             "schedule-exponential",
             "A decaying learning rate with momentum: which count the schedule sees.",
             "schedule lr-in-momentum",
@@ -579,6 +611,7 @@ def optax() -> list[Case]:
     return [
         *usual("optax", {"lr": 0.01, "rho": 0.9, "epsilon": 1e-8}, "none-at-odd-steps"),
         *subnormal("optax", "subnormal flush"),
+        *limits("optax", "global_clipnorm", "clipvalue"),
         *on(
             "epsilon-outside",
             "eps_in_sqrt off: the place of torch, but the learning rate stays in the buffer.",
@@ -658,6 +691,7 @@ def paddle() -> list[Case]:
         *usual("paddle", {"lr": 0.01, "rho": 0.95, "epsilon": 1e-6}),
         *decay("l2", **of),
         *subnormal(**of),
+        *limits("paddle", "clipnorm", "global_clipnorm", "clipvalue"),
         *on(
             "everything",
             "Centered, momentum and L2 decay at once, while the learning rate changes.",
@@ -725,6 +759,7 @@ def chainer() -> list[Case]:
         *usual("chainer", {"lr": 0.01, "rho": 0.99, "epsilon": 1e-8}, *MOVING, momentum=0.0),
         *decay("l2", **of),
         *subnormal(**of),
+        *limits("chainer", "global_clipnorm", "clipvalue"),
         *on(
             "epsilon-inside",
             "eps_inside_sqrt, while the learning rate changes.",
@@ -759,6 +794,7 @@ def mlx() -> list[Case]:
             "mlx", {"lr": 0.01, "rho": 0.99, "epsilon": 1e-8}, "epsilon-0", *MOVING, momentum=0.0
         ),
         *subnormal(epsilon=1e-30, **of),
+        *limits("mlx", "global_clipnorm"),
         *on(
             "epsilon-near",
             "Epsilon 1e-3 while the learning rate changes.",

@@ -14,8 +14,8 @@ NAMES = {"lr": "lr", "rho": "alpha", "epsilon": "eps", "momentum": "momentum"}
 
 class RMSprop:
     def __init__(self, profile, hyper, options, params):
-        known = "lr rho momentum epsilon weight_decay centered eps_in_sqrt lr_in_momentum"
-        allow(hyper, options, known)
+        known = "lr rho momentum epsilon weight_decay centered eps_in_sqrt lr_in_momentum "
+        allow(hyper, options, known + "global_clipnorm clipvalue")
         inside, graves = bool(options.get("eps_in_sqrt")), bool(options.get("centered"))
         if graves and not (inside and options.get("lr_in_momentum")):
             raise Inexpressible("the centered form with epsilon or learning rate outside")
@@ -30,6 +30,11 @@ class RMSprop:
         )
         self.change({name: hyper[name] for name in NAMES})
         self.optimizer.setup(self.link)
+        if "global_clipnorm" in hyper:
+            self.optimizer.add_hook(optimizer_hooks.GradientClipping(hyper["global_clipnorm"]))
+        if "clipvalue" in hyper:
+            limit = hyper["clipvalue"]
+            self.optimizer.add_hook(optimizer_hooks.GradientHardClipping(-limit, limit))
         if hyper.get("weight_decay"):
             self.optimizer.add_hook(optimizer_hooks.WeightDecay(hyper["weight_decay"]))
 

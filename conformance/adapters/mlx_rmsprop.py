@@ -13,7 +13,8 @@ from mlx import optimizers
 
 class RMSprop:
     def __init__(self, profile, hyper, options, params):
-        allow(hyper, options, "lr rho momentum epsilon")
+        allow(hyper, options, "lr rho momentum epsilon global_clipnorm")
+        self.limit = hyper.get("global_clipnorm")
         if hyper["momentum"]:
             raise Inexpressible("momentum")
         self.params = {"p%d" % i: array(p) for i, p in enumerate(params)}
@@ -26,6 +27,8 @@ class RMSprop:
 
     def step(self, grads):
         given = {k: array(g) for k, g in zip(self.params, grads) if g is not None}
+        if self.limit is not None:
+            given, _ = optimizers.clip_grad_norm(given, self.limit)
         self.params.update(self.optimizer.apply_gradients(given, self.params))
         mx.eval(self.params, self.optimizer.state)
 

@@ -13,7 +13,11 @@ import numpy as np
 import optax
 from _adapter import Inexpressible, allow, serve
 
-KNOWN = "lr rho momentum epsilon initial_scale centered nesterov bias_correction eps_in_sqrt"
+KNOWN = (
+    "lr rho momentum epsilon initial_scale centered nesterov bias_correction eps_in_sqrt "
+    "global_clipnorm clipvalue"
+)
+LIMITS = {"global_clipnorm": optax.clip_by_global_norm, "clipvalue": optax.clip}
 
 
 class RMSprop:
@@ -42,6 +46,9 @@ class RMSprop:
         if any(g is None for g in grads):
             raise Inexpressible("a gradient that is None")
         given = [jax.numpy.asarray(g) for g in grads]
+        for name, clip in LIMITS.items():
+            if name in self.hyper:
+                given, _ = clip(self.hyper[name]).update(given, optax.EmptyState())
         updates, self.state = self.transformation().update(given, self.state, self.params)
         self.params = optax.apply_updates(self.params, updates)
 

@@ -1,13 +1,23 @@
 """Run paddle.optimizer.RMSProp on recorded cases (protocol: _adapter.py)."""
 
 import paddle
-from _adapter import allow, only, refuse, serve
+from _adapter import Inexpressible, allow, only, refuse, serve
+
+LIMITS = {
+    "clipnorm": paddle.nn.ClipGradByNorm,
+    "global_clipnorm": paddle.nn.ClipGradByGlobalNorm,
+    "clipvalue": paddle.nn.ClipGradByValue,
+}
 
 
 class RMSprop:
     def __init__(self, profile, hyper, options, params):
-        allow(hyper, options, "lr rho momentum epsilon weight_decay centered")
+        known = "lr rho momentum epsilon weight_decay centered "
+        allow(hyper, options, known + " ".join(LIMITS))
         refuse(options, hyper, "l2")
+        limits = [(LIMITS[name], hyper[name]) for name in LIMITS if name in hyper]
+        if len(limits) > 1:
+            raise Inexpressible("more than one limit")
         self.kept = {"v": "mean_square"}
         if hyper["momentum"]:
             self.kept["buffer"] = "momentum"
@@ -22,6 +32,7 @@ class RMSprop:
             centered=bool(options.get("centered")),
             parameters=self.params,
             weight_decay=hyper.get("weight_decay"),
+            grad_clip=limits[0][0](limits[0][1]) if limits else None,
         )
 
     def change(self, hyper):

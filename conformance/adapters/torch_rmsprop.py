@@ -13,12 +13,22 @@ from torch_nadam import from_bits, number, say, to_bits
 
 MODES = {"torch-2.13": {"foreach": False}, "torch-2.13-foreach": {"foreach": True}}
 NAMES = {"rho": "alpha", "epsilon": "eps"}
+LIMITS = ("global_clipnorm", "clipvalue")  # functions beside the optimizer
 STATE = {"v": "square_avg", "buffer": "momentum_buffer", "a": "grad_avg", "t": "step"}
 
 
 def settings(hyper):
     """Our names to torch's."""
-    return {NAMES.get(name, name): number(value) for name, value in hyper.items()}
+    return {NAMES.get(n, n): number(value) for n, value in hyper.items() if n not in LIMITS}
+
+
+def clip(params, hyper, foreach):
+    """Limit the gradients as torch's own functions do."""
+    if "clipvalue" in hyper:
+        torch.nn.utils.clip_grad_value_(params, number(hyper["clipvalue"]), foreach)
+    if "global_clipnorm" in hyper:
+        limit = number(hyper["global_clipnorm"])
+        torch.nn.utils.clip_grad_norm_(params, limit, foreach=foreach)
 
 
 def run(case, mode):
@@ -45,6 +55,7 @@ def run(case, mode):
                 group.update(settings(case.get("changes", {}).get(str(t), {})))
             for param, grad in zip(params, grads[(t - 1) % len(grads)]):
                 param.grad = None if grad is None else grad.clone()
+            clip(params, case["hyper"], **mode)
             optimizer.step()
             if t in wanted:
                 steps[str(t)] = observe(params, optimizer, dtypes)

@@ -940,7 +940,12 @@ _legacy = Choices(
     epsilon=inside_with_momentum,
     move=lr_inside,
 )
-_torch = _documented._replace(second=square_of_scaled, mean=lerp, counter=per_parameter)
+_torch = _documented._replace(
+    global_norm=clip.quotient_and_epsilon,
+    second=square_of_scaled,
+    mean=lerp,
+    counter=per_parameter,
+)
 
 PROFILES: dict[str, Profile] = {
     profile.name: profile
@@ -1000,7 +1005,7 @@ PROFILES: dict[str, Profile] = {
         ),
         Profile(
             "optax-0.2",
-            _documented._replace(epsilon=inside, move=lr_inside),
+            _documented._replace(global_norm=clip.quotient, epsilon=inside, move=lr_inside),
             Hyper(epsilon=1e-8),
             "each",
             "optax 0.2.8, rmsprop",
@@ -1017,6 +1022,8 @@ PROFILES: dict[str, Profile] = {
             _documented._replace(
                 storage=stored_attributes,
                 scalars=in_native,
+                norm=clip.by_factor,
+                global_norm=clip.quotient,
                 epsilon=inside,
                 move=lr_inside,
                 idle=zero_times_buffer,
@@ -1036,14 +1043,14 @@ PROFILES: dict[str, Profile] = {
         ),
         Profile(
             "chainer-7",
-            _documented._replace(missing=taken_as_zero),
+            _documented._replace(global_norm=clip.quotient, missing=taken_as_zero),
             Hyper(lr=1e-2, rho=0.99, epsilon=1e-8),
             "each",
             "chainer 7.8.1",
         ),
         Profile(
             "mlx-0.32",
-            _documented._replace(storage=stored_lr),
+            _documented._replace(storage=stored_lr, global_norm=clip.quotient_and_epsilon),
             Hyper(rho=0.99, epsilon=1e-8),
             "each",
             "mlx 0.32",
