@@ -29,7 +29,8 @@ ARROWS = {
     "schedules": {"optim"},
     "__main__": {"cli"},
     "oracle": {*COMMON, "rules", "interp", "optim"},
-    "cli": {"", *COMMON, "rules", "interp", "parallel", "problems", "optim", "oracle"},
+    "teach": {*COMMON, "rules", "interp", "problems", "optim", "oracle"},
+    "cli": {"", *COMMON, "rules", "interp", "parallel", "problems", "optim", "oracle", "teach"},
 }
 
 ARRAYS = {"numpy", "array_api_compat"}
@@ -50,6 +51,7 @@ PACKAGES = {
     "schedules": {ANYWHERE: set(), INSIDE: set()},
     "__main__": {ANYWHERE: set(), INSIDE: set()},
     "oracle": {ANYWHERE: {*ARRAYS, "flint"}, INSIDE: {"jsonschema"}},
+    "teach": {ANYWHERE: ARRAYS, INSIDE: {"flint", "matplotlib"}},
     "cli": {ANYWHERE: {"typer", "rich"}, INSIDE: ARRAYS},
 }
 # Single files that may import more, anywhere.
@@ -58,6 +60,7 @@ EXTRA = {
     "interp/bands.py": {"flint"},
     "interp/envelope.py": {"flint"},
     "oracle/report.py": {"rich"},
+    "cli/plugin.py": {"pytest"},
 }
 
 # A framework and the packages that exist only on top of it.

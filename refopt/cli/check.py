@@ -81,7 +81,7 @@ def check(
             most = f"{threading.TIMEOUT_MAX:g}"
             msg = f"--timeout must be a number of seconds above 0, at most {most}; got {timeout}"
             raise typer.BadParameter(msg)
-        of, command = _command(implementation, optimizer, python)
+        of, command = command_of(implementation, optimizer, python)
         with reading(implementation is not None):
             if command:
                 cases, framework = list(suite.selected(rop.vectors(of), select)), ""
@@ -234,7 +234,7 @@ def _optimizer(name: str | None) -> str:
     return name
 
 
-def _command(
+def command_of(
     implementation: str | None, optimizer: str | None, python: str
 ) -> tuple[str, list[str]]:
     """(optimizer, command) of a program that speaks ROP/1; empty where something else is named."""

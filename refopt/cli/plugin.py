@@ -1,0 +1,178 @@
+"""The vectors as tests of pytest, one each; loaded by `pytest_refopt` where they are asked for."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+import typer
+from rich.console import Console
+
+from refopt.cli.check import command_of
+from refopt.errors import RefoptError
+from refopt.oracle import live, report, rop, suite
+from refopt.oracle.golden import Recording
+from refopt.oracle.verdict import CONFORMS, INCONCLUSIVE
+
+KEY = "refopt"  # of what a report carries: [implementation, status, undecided, excluded]
+
+
+class Asked:
+    """An implementation, and the vectors that it is asked for."""
+
+    def __init__(self, config: pytest.Config, name: str) -> None:
+        of, python = config.getoption("refopt_optimizer"), config.getoption("refopt_python")
+        profile, python = config.getoption("refopt_profile"), python or sys.executable
+        seconds = config.getoption("refopt_timeout")
+        self.name = name
+        try:
+            if name in live.IMPLEMENTATIONS:
+                start: Any = live.starter(name, python, seconds)
+                found: Iterable[Recording] = live.cases(name)
+            else:
+                last = name.rpartition(":")[2]
+                of = of or (last if name.startswith("py:") and last in rop.OBJECTS else None)
+                optimizer, command = command_of(name, of, python)
+                if not command:
+                    known = f"py:MODULE:FUNCTION, cmd:PROGRAM, {', '.join(live.IMPLEMENTATIONS)}"
+                    msg = f"--refopt-impl must be one of {known}; got {name!r}"
+                    raise pytest.UsageError(msg)
+
+                def start() -> rop.Program:
+                    return rop.Program(command, optimizer, seconds)
+
+                found = rop.vectors(optimizer)
+            self.found = list(suite.selected(found, config.getoption("refopt_select")))
+        except (typer.BadParameter, RefoptError) as error:
+            msg = f"--refopt-impl {name}: {error}"
+            raise pytest.UsageError(msg) from None
+        profiles = suite.profile_names({suite.optimizer(r.case.id) for r in self.found})
+        if profile is not None and profile not in profiles:
+            msg = f"--refopt-profile must be one of {', '.join(profiles)}; got {profile!r}"
+            raise pytest.UsageError(msg)
+        self._asking = live.Asking(start, profile)
+        self._over = ""
+
+    def results(self, recording: Recording) -> list[suite.Result]:
+        """What it did with a vector, judged. Once it was given up, every vector fails."""
+        if self._over:
+            raise RefoptError(self._over)
+        task = self._asking.task(recording)
+        try:
+            self._asking.more(task)
+        except RefoptError as error:
+            self._over = str(error)
+        return suite.work(task)
+
+    def close(self) -> None:
+        """End it."""
+        self._asking.close()
+
+
+class Failed(Exception):
+    """A vector that an implementation does not pass."""
+
+
+class Vector(pytest.Item):
+    """One vector and one implementation."""
+
+    def __init__(self, *, asked: Asked, recording: Recording, **keywords: Any) -> None:
+        super().__init__(**keywords)
+        self._asked, self._recording = asked, recording
+
+    def runtest(self) -> None:
+        """Judge it: a violation, a failure, an unrecorded rejection and a stale expectation fail.
+
+        Undecided is no pass: a vector that excludes nothing is skipped, with what it left open.
+        """
+        results = self._asked.results(self._recording)
+        for result in results:
+            verdict = result.verdict
+            known = (verdict.undecided, verdict.excluded) if verdict else ({}, {})
+            self.user_properties.append((KEY, [self._asked.name, result.status, *known]))
+        if wrong := [result for result in results if not _fine(result)]:
+            raise Failed("\n\n".join(_said(result) for result in wrong))
+        if not any(result.status in (CONFORMS, suite.DEVIATES) for result in results):
+            pytest.skip("; ".join(dict.fromkeys(map(_reason, results))))
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """The finding alone: where refopt raised it says nothing."""
+        if isinstance(excinfo.value, Failed | RefoptError):
+            return str(excinfo.value)
+        return super().repr_failure(excinfo, style)
+
+    def reportinfo(self) -> tuple[str, None, str]:
+        """Where it is from, for reports."""
+        return "refopt", None, self.name
+
+
+class Vectors:
+    """The plugin: its tests come after those of the files."""
+
+    def __init__(self, config: pytest.Config, named: Iterable[str]) -> None:
+        self.asked = [Asked(config, name) for name in dict.fromkeys(named)]
+        self._counts: dict[str, Counter[str]] = {}
+        self._open: dict[str, dict[str, bool]] = {}  # axis=alternative -> whether still undecided
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(
+        self, session: pytest.Session, items: list[pytest.Item]
+    ) -> None:
+        """Add them before -k and -m select."""
+        for asked in self.asked:
+            for recording in asked.found:
+                name = f"{asked.name}[{recording.case.id}]"
+                keywords = {"asked": asked, "recording": recording, "nodeid": f"refopt::{name}"}
+                items.append(Vector.from_parent(session, name=name, **keywords))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Count what the tests said, in whatever process they ran."""
+        said: Any
+        for key, said in report.user_properties if report.when == "call" else ():
+            if key == KEY:
+                name, status, *decided = said
+                self._counts.setdefault(name, Counter())[status] += 1
+                known = self._open.setdefault(name, {})
+                for axes, still in zip(decided, (True, False), strict=True):
+                    for axis, names in axes.items():
+                        pairs = [f"{axis}={alternative}" for alternative in names]
+                        known |= {pair: still and known.get(pair, True) for pair in pairs}
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """What each implementation did in all, and the alternatives that no vector excludes."""
+        for name, counts in self._counts.items():
+            parts = ", ".join(f"{n} {status}" for status, n in counts.most_common())
+            terminalreporter.write_line(f"refopt: {name}: {parts}")
+            if undecided := [pair for pair, still in self._open[name].items() if still]:
+                terminalreporter.write_line(f"refopt: undecided: {', '.join(undecided)}")
+
+    def pytest_unconfigure(self) -> None:
+        """End what runs."""
+        for asked in self.asked:
+            asked.close()
+
+
+def _fine(result: suite.Result) -> bool:
+    as_recorded = result.status == suite.REJECTED and not result.item.together
+    passes = (CONFORMS, INCONCLUSIVE, suite.DEVIATES, suite.SKIPPED)
+    return not result.item.stale and (result.status in passes or as_recorded)
+
+
+def _said(result: suite.Result) -> str:
+    return "\n".join(_plain(report.paragraph(result)))
+
+
+def _plain(lines: Iterable[str]) -> Iterator[str]:
+    console = Console(width=10**4)
+    return (console.render_str(line).plain for line in lines)
+
+
+def _reason(result: suite.Result) -> str:
+    """Why a vector says nothing of an implementation."""
+    if result.verdict is None:
+        return f"{result.status}: {result.item.detail}"
+    axes = (f"{axis}: {', '.join(names)}" for axis, names in result.verdict.undecided.items())
+    return f"{result.status}; undecided: {'; '.join(axes)}"

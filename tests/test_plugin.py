@@ -1,0 +1,143 @@
+"""The pytest plugin, in a pytest of its own; the example of docs/pytest.md runs."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from refopt.cli import plugin
+from refopt.oracle import golden, rop, suite
+
+ROOT = Path(__file__).parent.parent
+TEXT = (ROOT / "docs" / "pytest.md").read_text(encoding="utf-8")
+PYTHON, TOML, COMMAND, FAILURE = re.findall(r"^```\w+\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+REPAIRED = PYTHON.replace("** t) + eps)", "** t)) + eps")
+
+
+def run(folder: Path, *arguments: str) -> tuple[int, str]:
+    """(exit code, output) of pytest in a folder, as a user starts it."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTEST_ADDOPTS": "", "COLUMNS": "120"},
+        capture_output=True,
+        text=True,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def project(folder: Path, module: str) -> Path:
+    (folder / "mymodule.py").write_text(module)
+    (folder / "pyproject.toml").write_text(TOML)
+    return folder
+
+
+def counts(output: str) -> dict[str, int]:
+    last = output.strip().splitlines()[-1]
+    return {what: int(n) for n, what in re.findall(r"(\d+) (passed|failed|skipped|error)", last)}
+
+
+def test_the_example_fails_as_printed_and_passes_once_repaired(tmp_path: Path) -> None:
+    assert COMMAND.split() == ["pytest", "-q"]
+    vectors = len(rop.vectors("nadam"))
+    code, output = run(project(tmp_path, PYTHON), "-q")
+    assert code == pytest.ExitCode.TESTS_FAILED
+    assert FAILURE in output
+    assert sum(counts(output).values()) == vectors
+    code, output = run(project(tmp_path, REPAIRED), "-q", "-rs", "-k", "not reject")
+    assert code == pytest.ExitCode.OK, output
+    found = counts(output)
+    assert found.keys() == {"passed", "skipped"}
+    assert found["passed"] > found["skipped"] > 0
+    reasons = re.findall(r"^SKIPPED \[\d+\] \S+ (.*)", output, re.MULTILINE)
+    assert reasons
+    assert all(re.match(r"skipped: does not take \w", reason) for reason in reasons)
+    assert "refopt: undecided: " in output
+
+
+class Recorded(NamedTuple):
+    """An implementation that answers as it was recorded to."""
+
+    name: str
+
+    def results(self, recording: golden.Recording) -> list[suite.Result]:
+        (task,) = suite.tasks([recording], numpy=False)
+        return suite.work(task)
+
+
+def test_what_excludes_nothing_is_skipped_with_what_stays_undecided(
+    request: pytest.FixtureRequest,
+) -> None:
+    (recording,) = (r for r in golden.recordings("rmsprop") if r.case.id == "rmsprop.tf.empty.f32")
+    vector = plugin.Vector.from_parent(
+        request.session, name="empty", asked=Recorded("tf"), recording=recording
+    )
+    with pytest.raises(pytest.skip.Exception, match=r"^inconclusive; undecided: \w+: \w"):
+        vector.runtest()
+    status = [said[1] for _, said in vector.user_properties]
+    assert status == ["inconclusive", "inconclusive"]
+
+
+def test_a_program_that_ends_fails_every_vector_and_is_given_up(tmp_path: Path) -> None:
+    options = ["--refopt-impl=cmd:false", "--refopt-optimizer=nadam", "--refopt-select=*.f64"]
+    code, output = run(tmp_path, "-q", *options)
+    assert code == pytest.ExitCode.TESTS_FAILED
+    assert counts(output).keys() == {"failed"}
+    assert "crashed: exited with 1" in output
+    assert "given up after 3 failures in a row" in output
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--refopt-impl=torch:Adam", "must be one of py:MODULE:FUNCTION, cmd:PROGRAM, torch:NAdam"),
+        ("--refopt-impl=py:mymodule:adam", "--optimizer must be nadam or rmsprop"),
+        ("--refopt-impl=py:mymodule", "--optimizer must be nadam or rmsprop"),
+        ("--refopt-impl=mlx:RMSprop", "install it there, or state with --python"),
+        ("--refopt-profile=exact", "--refopt-profile must be one of documented"),
+    ],
+)
+def test_what_is_misused_is_said(tmp_path: Path, option: str, said: str) -> None:
+    named = [] if "impl" in option else ["--refopt-impl=py:mymodule:nadam"]
+    (tmp_path / "mymodule.py").write_text(REPAIRED)
+    code, output = run(tmp_path, option, *named, "--refopt-python", bare(tmp_path))
+    assert code == pytest.ExitCode.USAGE_ERROR
+    assert said in output
+
+
+def bare(folder: Path) -> str:
+    """An interpreter without packages."""
+    path = folder / "python"
+    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_without_an_implementation_nothing_of_refopt_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "test_one.py").write_text(
+        "import sys\n\n\n"
+        "def test_nothing_is_imported():\n"
+        "    assert not {'refopt', 'numpy', 'flint', 'rich'} & set(sys.modules)\n"
+        "    assert 'pytest_refopt' in sys.modules\n"
+    )
+    code, output = run(tmp_path, "-q")
+    assert code == pytest.ExitCode.OK, output
+    assert counts(output) == {"passed": 1}
+
+
+def test_tests_of_files_run_beside_vectors_and_k_selects_among_both(tmp_path: Path) -> None:
+    (tmp_path / "test_one.py").write_text("def test_sharp(): pass\ndef test_other(): pass\n")
+    folder = project(tmp_path, REPAIRED)
+    code, output = run(folder, "-q", "-n", "2", "-k", "sharp and (f64 or test_sharp)")
+    assert code == pytest.ExitCode.OK, output
+    sharp = [r for r in rop.vectors("nadam") if "sharp" in r.case.id and "f64" in r.case.id]
+    assert sum(counts(output).values()) == 1 + len(sharp)
+
+
+def test_a_part_that_loads_the_plugin_is_a_file_outside_the_package() -> None:
+    text = (ROOT / "pytest_refopt.py").read_text()
+    assert re.findall(r"^(?:from|import) (\S+)", text, re.MULTILINE) == ["__future__", "pytest"]
