@@ -307,7 +307,7 @@ class LayerJudge(Judge):
             return all(self._passed(*compared) for compared in self._compared(changed))
 
     def _passed(self, key: Key, band: Band, values: Any) -> bool:
-        holds = band.holds(values) & (band.bounded | ~np.isfinite(values))
+        holds = band.holds(values)
         if self._decides is None and not np.all(holds):
             self._measured()
         decides = np.True_ if self._decides is None else self._decides.get(key, np.True_)
@@ -365,10 +365,12 @@ class LayerJudge(Judge):
         flow = {q: place for place, q in enumerate(self.rule.OBSERVABLE)}
         changed = {axis: self.rule.AXES[axis][name] for axis, name in changes}
         for t, step in groupby(self._compared(changed), key=lambda compared: compared[0][0]):
-            for key, band, values in sorted(step, key=lambda compared: flow[compared[0][1]]):
+            for key, band, values in sorted(step, key=lambda x: (flow[x[0][1]], x[0][2])):
                 passed = self._passed(key, band, values) if changes else np.all(band.holds(values))
                 decides = bool(np.any(band.bounded & np.isfinite(values)))
-                yield Beside((t, flow[key[1]]), key, bool(passed), band, decides, values, FORCED)
+                yield Beside(
+                    (t, flow[key[1]], key[2]), key, bool(passed), band, decides, values, FORCED
+                )
 
     def finding(self, beside: Beside) -> Finding:
         """As `Judge.finding`: of an array its first element."""

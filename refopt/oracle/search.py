@@ -17,8 +17,8 @@ from refopt.interp.balls import precision
 Changes = tuple[tuple[str, str], ...]
 """(axis, alternative) of each choice that is changed."""
 
-Place = tuple[int, int]
-"""Step, and place of a quantity in the flow of data."""
+Place = tuple[int, ...]
+"""Step, place of a quantity in the flow of data, and where layers differ which parameter."""
 
 
 class Beside(NamedTuple):
@@ -101,7 +101,7 @@ class Search:
     @property
     def reach(self) -> tuple[int, Place]:
         """How far the runs got under any changes that were tried."""
-        return (0, (0, 0)) if self.furthest is None else self.furthest[1].place
+        return (0, ()) if self.furthest is None else self.furthest[1].place
 
     def stuck(self, changes: Changes) -> Stuck | None:
         """Where the runs deviate first under some changes; None where they conform.

@@ -212,12 +212,8 @@ class Judge:
         return _finding(Check(t, q, i, j, beside.observed, beside.range, beside.mode))
 
     def _passes(self, check: Check) -> bool:
-        """Whether an observation is inside, or without bounds under the profile itself.
-
-        A number inside a range that only the changes have freed of bounds is not.
-        """
-        inside = check.interval.holds(check.observed)
-        if inside and (check.interval.bounded or not math.isfinite(check.observed)):
+        """Whether an observation is inside, or without bounds under the profile itself."""
+        if check.interval.holds(check.observed):
             return True
         if self._bounded is None:
             self._measured()
