@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class RefoptError(Exception):
     """Base of the errors that are refopt's own."""
@@ -20,3 +22,10 @@ class MissingExtra(RefoptError, ImportError):
 
     def __init__(self, use: str, package: str, extra: str) -> None:
         super().__init__(f"{use} must have {package}: pip install 'refopt[{extra}]'")
+
+
+class Unknown(RefoptError, ValueError):
+    """A name that stands for nothing."""
+
+    def __init__(self, argument: str, known: Iterable[str], got: object) -> None:
+        super().__init__(f"{argument} must be one of {', '.join(known)}; got {got!r}")

@@ -70,6 +70,7 @@ class Landscape:
     minima: tuple[Point, ...]
     shift: Callable[[int], Point] = _still
     layers: tuple[tuple[int, int], ...] = ()
+    batch: int = 1
 
     def start(self, xp: Any = np, dtype: str = "float64") -> list[Array]:
         """The one parameter, shape (2,), in a namespace of the array API."""

@@ -14,7 +14,7 @@ from typing import IO, Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from refopt.errors import CaseError, RefoptError
+from refopt.errors import CaseError, MissingExtra, RefoptError, Unknown
 
 EXIT_CODES = (
     "Exit codes: 0: no violation, failure or stale expectation, and at least one run conforms; "
@@ -75,7 +75,8 @@ def exits() -> Iterator[None]:
         raise typer.Exit(USAGE) from None
     except RefoptError as error:
         typer.echo(f"refopt: {error}", err=True)
-        raise typer.Exit(USAGE if isinstance(error, Missing) else BROKE) from None
+        asked = isinstance(error, Missing | MissingExtra | Unknown)
+        raise typer.Exit(USAGE if asked else BROKE) from None
     except (typer.Exit, typer.BadParameter):
         raise
     except Exception:

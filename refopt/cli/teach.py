@@ -1,0 +1,120 @@
+"""`refopt trace`, `explain`, `plot` and `exercise`: for who learns and teaches."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from refopt.cli.base import Command, app, exits
+
+Optimizer = Annotated[
+    str, typer.Argument(metavar="OPTIMIZER", help="By name, as nadam.", show_default=False)
+]
+Problem = Annotated[str, typer.Option(metavar="NAME", help="What is minimised.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="A hyperparameter or option, as lr=0.1 or centered=1; may be repeated.",
+    ),
+]
+Follows = Annotated[str, typer.Option("--profile", metavar="NAME", help="The rule to follow.")]
+Dtype = Annotated[str, typer.Option(metavar="NAME", help="float16, float32 or float64.")]
+
+
+class Form(StrEnum):
+    """How a table is written."""
+
+    text = "text"
+    markdown = "markdown"
+    csv = "csv"
+    json = "json"
+
+
+def numbers(given: list[str] | None) -> dict[str, Any]:
+    """Hyperparameters as numbers by name; a whole number stays one."""
+    found: dict[str, Any] = {}
+    for text in given or []:
+        name, _, value = text.partition("=")
+        try:
+            found[name] = int(value) if value.isdigit() else float(value)
+        except ValueError:
+            msg = f"--set must be NAME=NUMBER, got {text!r}"
+            raise typer.BadParameter(msg) from None
+    return found
+
+
+def known_dtype(name: str) -> str:
+    """A dtype that NumPy has."""
+    if name not in ("float16", "float32", "float64"):
+        msg = f"--dtype must be float16, float32 or float64; got {name!r}"
+        raise typer.BadParameter(msg)
+    return name
+
+
+@app.command(cls=Command)
+def trace(
+    optimizer: Optimizer,
+    problem: Problem = "rosenbrock",
+    steps: Annotated[int, typer.Option(min=1, metavar="N", help="How many steps.")] = 5,
+    profile: Follows = "documented",
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Put another profile, or a framework as torch:NAdam, beside it on the same "
+            "gradients, and mark the first difference.",
+        ),
+    ] = None,
+    precision: Annotated[
+        int | None,
+        typer.Option(
+            min=64,
+            max=4096,
+            metavar="BITS",
+            help="Put the true value beside it, from balls of so many bits, and the digits lost.",
+        ),
+    ] = None,
+    parameter: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Which parameter, from 0.")
+    ] = 0,
+    element: Annotated[
+        str, typer.Option(metavar="N", help="Which element of it, from 0; or norm.")
+    ] = "0",
+    dtype: Dtype = "float64",
+    given: Set = None,
+    form: Annotated[Form, typer.Option("--format", help="How the table is written.")] = Form.text,
+    python: Annotated[
+        str,
+        typer.Option(
+            metavar="PATH",
+            help="Run a framework in this interpreter.",
+            show_default="the one that runs refopt",
+        ),
+    ] = sys.executable,
+) -> None:
+    """Show every named number of an optimizer at every step."""
+    with exits():
+        from refopt.teach import trace as tables
+
+        try:
+            table = tables.trace(
+                optimizer,
+                problem,
+                steps,
+                profile=profile,
+                given=numbers(given),
+                against=against,
+                bits=precision,
+                dtype=known_dtype(dtype),
+                parameter=parameter,
+                element=int(element) if element.isdigit() else element,
+                python=python,
+            )
+        except IndexError as error:
+            raise typer.BadParameter(str(error)) from None
+        typer.echo(tables.FORMATTED[form.value](table), nl=form is Form.json)
