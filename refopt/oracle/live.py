@@ -6,8 +6,11 @@ a rejection and a skip are five different things, and none is a verdict; stderr 
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from refopt.errors import AdapterError, CaseError
@@ -23,33 +26,64 @@ class Implementation(NamedTuple):
     packages: str  # that must be importable
     adapter: str  # file in conformance/adapters, without .py
     recordings: str  # file in conformance/golden, without .json
+    environment: str = ""  # table in conformance/environments.toml
 
 
 IMPLEMENTATIONS = {
-    "torch:NAdam": Implementation("torch", "torch_nadam", "nadam/torch-2.13"),
-    "tf2.9:Nadam": Implementation("tensorflow", "keras_legacy_nadam", "nadam/keras-legacy-2.9"),
-    "tf2.15:Nadam": Implementation("tensorflow", "keras2_nadam", "nadam/keras-2.15"),
-    "keras:Nadam": Implementation("keras jax", "keras3_nadam", "nadam/keras-3"),
-    "optax:nadam": Implementation("optax jax", "optax_nadam", "nadam/optax-0.2"),
-    "timm:NAdamW": Implementation("timm torch", "timm_nadam", "nadam/timm-nadamw"),
-    "paddle:NAdam": Implementation("paddle", "paddle_nadam", "nadam/paddle-3.3"),
-    "mindspore:NAdam": Implementation("mindspore", "mindspore_nadam", "nadam/mindspore-2.10"),
-    "torch:RMSprop": Implementation("torch", "torch_rmsprop", "rmsprop/torch-2.13"),
-    "tf2.9-dtensor:RMSprop": Implementation("tensorflow", "tf29_rmsprop", "rmsprop/tf-2.9"),
-    "tf2.9:RMSprop": Implementation("tensorflow", "tf29_rmsprop", "rmsprop/keras-legacy-2.9"),
-    "tf2.15:RMSprop": Implementation("tensorflow", "keras2_rmsprop", "rmsprop/keras-2.15"),
-    "tf1:RMSProp": Implementation("tensorflow", "tf29_rmsprop", "rmsprop/tf1"),
-    "keras:RMSprop": Implementation("keras jax", "keras3_rmsprop", "rmsprop/keras-3"),
-    "optax:rmsprop": Implementation("optax jax", "optax_rmsprop", "rmsprop/optax-0.2"),
-    "timm:RMSpropTF": Implementation("timm torch", "timm_rmsprop", "rmsprop/timm-rmsprop-tf"),
-    "paddle:RMSProp": Implementation("paddle", "paddle_rmsprop", "rmsprop/paddle-3.3"),
-    "mindspore:RMSProp": Implementation("mindspore", "mindspore_rmsprop", "rmsprop/mindspore-2.10"),
-    "chainer:RMSprop": Implementation("chainer", "chainer_rmsprop", "rmsprop/chainer-7"),
-    "mlx:RMSprop": Implementation("mlx", "mlx_rmsprop", "rmsprop/mlx-0.32"),
+    "torch:NAdam": Implementation("torch", "torch_nadam", "nadam/torch-2.13", "torch-2_13"),
+    "tf2.9:Nadam": Implementation(
+        "tensorflow", "keras_legacy_nadam", "nadam/keras-legacy-2.9", "keras-2_9"
+    ),
+    "tf2.15:Nadam": Implementation("tensorflow", "keras2_nadam", "nadam/keras-2.15", "keras-2_15"),
+    "keras:Nadam": Implementation("keras jax", "keras3_nadam", "nadam/keras-3", "keras-3_15"),
+    "optax:nadam": Implementation("optax jax", "optax_nadam", "nadam/optax-0.2", "optax-0_2"),
+    "timm:NAdamW": Implementation("timm torch", "timm_nadam", "nadam/timm-nadamw", "timm-1_0"),
+    "paddle:NAdam": Implementation("paddle", "paddle_nadam", "nadam/paddle-3.3", "paddle-3_3"),
+    "mindspore:NAdam": Implementation(
+        "mindspore", "mindspore_nadam", "nadam/mindspore-2.10", "mindspore-2_10"
+    ),
+    "torch:RMSprop": Implementation("torch", "torch_rmsprop", "rmsprop/torch-2.13", "torch-2_13"),
+    "tf2.9-dtensor:RMSprop": Implementation(
+        "tensorflow", "tf29_rmsprop", "rmsprop/tf-2.9", "keras-2_9"
+    ),
+    "tf2.9:RMSprop": Implementation(
+        "tensorflow", "tf29_rmsprop", "rmsprop/keras-legacy-2.9", "keras-2_9"
+    ),
+    "tf2.15:RMSprop": Implementation(
+        "tensorflow", "keras2_rmsprop", "rmsprop/keras-2.15", "keras-2_15"
+    ),
+    "tf1:RMSProp": Implementation("tensorflow", "tf29_rmsprop", "rmsprop/tf1", "keras-2_9"),
+    "keras:RMSprop": Implementation("keras jax", "keras3_rmsprop", "rmsprop/keras-3", "keras-3_15"),
+    "optax:rmsprop": Implementation("optax jax", "optax_rmsprop", "rmsprop/optax-0.2", "optax-0_2"),
+    "timm:RMSpropTF": Implementation(
+        "timm torch", "timm_rmsprop", "rmsprop/timm-rmsprop-tf", "timm-1_0"
+    ),
+    "paddle:RMSProp": Implementation(
+        "paddle", "paddle_rmsprop", "rmsprop/paddle-3.3", "paddle-3_3"
+    ),
+    "mindspore:RMSProp": Implementation(
+        "mindspore", "mindspore_rmsprop", "rmsprop/mindspore-2.10", "mindspore-2_10"
+    ),
+    "chainer:RMSprop": Implementation(
+        "chainer", "chainer_rmsprop", "rmsprop/chainer-7", "chainer-7_8"
+    ),
+    "mlx:RMSprop": Implementation("mlx", "mlx_rmsprop", "rmsprop/mlx-0.32", "mlx-0_32"),
 }
 
 HELLO_SECONDS = 120.0  # until the framework is imported
 ATTEMPTS = 3  # failures in a row after which an implementation is given up
+
+
+def folder() -> Path:
+    """Where pinned environments are: $REFOPT_ENVS."""
+    return Path(os.environ.get("REFOPT_ENVS", Path.home() / ".cache" / "refopt" / "envs"))
+
+
+def interpreters(name: str) -> list[str]:
+    """Those that may have a framework: the one that runs refopt, and its pinned environment."""
+    home = folder() / IMPLEMENTATIONS[name].environment
+    built = home / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    return [sys.executable, *([str(built)] if built.exists() else [])]
 
 
 class Missing(CaseError):
