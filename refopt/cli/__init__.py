@@ -1,6 +1,7 @@
 """The command `refopt`: each module adds its own commands."""
 
 from refopt.cli import check as check
+from refopt.cli import diagnose as diagnose
 from refopt.cli import teach as teach
 from refopt.cli.base import app
 

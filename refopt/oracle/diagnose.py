@@ -13,10 +13,10 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 from refopt.oracle import golden, spec
-from refopt.oracle.golden import Case, Run
+from refopt.oracle.golden import Case, Run, Sparse
 from refopt.oracle.layered import judging
 from refopt.oracle.search import Changes, Search, equal
-from refopt.oracle.verdict import Finding, Judge
+from refopt.oracle.verdict import CONFORMS, INCONCLUSIVE, VIOLATION, Finding, Judge
 from refopt.typing import Profile
 
 MOST = 2  # choices that are changed at once
@@ -41,6 +41,7 @@ class Difference(NamedTuple):
     shown_by: tuple[str, ...]  # ids of the vectors that show it
     case: str  # the first of them
     first: Finding  # where it lies outside if nothing else differs
+    equations: dict[str, tuple[str, str]]  # LaTeX: left side -> (as it should be, as it is)
 
 
 class Undecided(NamedTuple):
@@ -48,6 +49,7 @@ class Undecided(NamedTuple):
 
     axis: str
     name: str
+    asked: bool  # whether some vector asks for it at all
     vector: str  # that would exclude it; "": none does
 
 
@@ -66,10 +68,14 @@ class Diagnosis(NamedTuple):
     case: str  # where they leave it
     first: Finding | None
 
+    decided: bool  # whether some alternative is excluded
+
     @property
-    def conforms(self) -> bool:
-        """Whether it follows the profile it is compared with."""
-        return not self.outside and bool(self.vectors)
+    def status(self) -> str:
+        """What it comes to: `conforms`, `violation` or `inconclusive`."""
+        if self.outside:
+            return VIOLATION
+        return CONFORMS if self.decided else INCONCLUSIVE
 
 
 Progress = Callable[[str], None]
@@ -123,6 +129,7 @@ def diagnose(
     nearest, case, first = None, "", None
     if given and not held:
         nearest, case, first = found.nearest()
+    undecided, decided = found.undecided(held[0]) if held else ([], False)
     return Diagnosis(
         optimizer=optimizer,
         against=against,
@@ -131,10 +138,11 @@ def diagnose(
         held=tuple(held),
         idle=tuple(idle) if idled else (),
         differences=tuple(found.differences(held[0])) if held else (),
-        undecided=tuple(found.undecided(held[0])) if held else (),
+        undecided=tuple(undecided),
         nearest=nearest,
         case=case,
         first=first,
+        decided=decided,
     )
 
 
@@ -181,7 +189,7 @@ class _Found(NamedTuple):
     def differences(self, record: Record) -> Iterator[Difference]:
         """Each axis that, taken from `against`, some vector excludes."""
         search = self.searches[record.profile]
-        shown: dict[tuple[str, str, str], tuple[list[str], Finding]] = {}
+        shown: dict[tuple[str, str, str], tuple[list[int], Finding, Any]] = {}
         for n, judge in enumerate(cast("list[Judge]", search.judged)):
             (choices,) = _configured(judge, judge.profile)[:1]
             (wanted,) = _configured(judge, self.rule.PROFILES[self.against])[:1]
@@ -196,13 +204,36 @@ class _Found(NamedTuple):
                 others = tuple(change for change in record.changes if change[0] != axis)
                 instead = tuple(sorted((*others, (axis, should))))
                 if (beside := search.first(n, instead)) is not None:
-                    entry = shown.setdefault((axis, does, should), ([], judge.finding(beside)))
-                    entry[0].append(self.names[n])
-        for (axis, does, should), (cases, first) in shown.items():
-            yield Difference(axis, does, should, tuple(cases), cases[0], first)
+                    it = choices._replace(**{axis: named[does]} if axis in choices._fields else {})
+                    entry = axis, does, should
+                    shown.setdefault(entry, ([], judge.finding(beside), it))[0].append(n)
+        for (axis, does, should), (runs, first, choices) in shown.items():
+            cases = tuple(self.names[n] for n in runs)
+            case = cast(Judge, search.judged[runs[0]]).case
+            lines = self._equations(case, choices, axis, should, first)
+            yield Difference(axis, does, should, cases, cases[0], first, lines)
 
-    def undecided(self, record: Record) -> Iterator[Undecided]:
-        """Each alternative that is another rule over the reals, and that every vector holds."""
+    def _equations(
+        self, case: Case, choices: Any, axis: str, should: str, first: Finding
+    ) -> dict[str, tuple[str, str]]:
+        """The equations of a step that an axis changes; none where it changes dtypes alone."""
+        if axis not in choices._fields:
+            return {}
+        layer = case.layers[first.layer].kind if first.layer else ""
+        kinds = {"sparse": True} if any(isinstance(g, Sparse) for g in case.grads[0]) else {}
+        wanted, mine = (
+            spec.equations(self.optimizer, x, layer=layer, **kinds)
+            for x in (choices._replace(**{axis: self.rule.AXES[axis][should]}), choices)
+        )
+        return {
+            left: (wanted.get(left, ""), mine.get(left, ""))
+            for left in {**wanted, **mine}
+            if wanted.get(left) != mine.get(left)
+        }
+
+    def undecided(self, record: Record) -> tuple[list[Undecided], bool]:
+        """(each other rule over the reals that every vector holds, whether any is excluded)."""
+        found, excluded = [], False
         search = self.searches[record.profile]
         judges = cast("list[Judge]", search.judged)
         kills = [set(judge.case.source.get("kills", ())) for judge in judges]
@@ -211,24 +242,22 @@ class _Found(NamedTuple):
             same = {dict(record.changes).get(axis, "")}
             if axis not in dict(record.changes):
                 same = set().union(*(equal(self.rule, axis, choices) for choices in settings))
-            for name in named.keys() - same:
+            for name in (name for name in named if name not in same):
                 others = tuple(change for change in record.changes if change[0] != axis)
                 changes = tuple(sorted((*others, (axis, name))))
                 order = sorted(range(len(judges)), key=lambda n: f"{axis}={name}" not in kills[n])
                 if all(search.first(n, changes) is None for n in order):
-                    yield Undecided(axis, name, self._separating(axis, name))
+                    asked = any(judge.matters(axis) for judge in judges)
+                    found.append(Undecided(axis, name, asked, self._separating(axis, name)))
+                else:
+                    excluded = True
+        return found, excluded
 
     def _separating(self, axis: str, name: str) -> str:
         """A vector that excludes an alternative of the documented rule, and was not answered."""
         wanted = f"{axis}={name}"
-        return next(
-            (
-                id_
-                for id_, kills in _kills(self.optimizer).items()
-                if wanted in kills and id_ not in self.names
-            ),
-            "",
-        )
+        able = [id_ for id_, kills in _kills(self.optimizer).items() if wanted in kills]
+        return "" if {*able} & {*self.names} else next(iter(able), "")
 
     def nearest(self) -> tuple[Record, str, Finding]:
         """What the observations leave last, and where."""

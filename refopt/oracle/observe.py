@@ -1,0 +1,89 @@
+"""What an implementation does with the vectors of its optimizer, and nothing else of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from refopt.oracle import golden, live, rop, suite
+from refopt.oracle.golden import Case, Recording, Run
+from refopt.oracle.suite import FAILURES, Task
+
+
+class Failed(NamedTuple):
+    """A vector that was not answered."""
+
+    case: str
+    status: str  # skipped, rejected, crashed, timed out, broken
+    detail: str
+
+
+class Subject(NamedTuple):
+    """One implementation: what it did, and where it did nothing."""
+
+    name: str  # as given, or a path through a release
+    version: str
+    optimizer: str
+    observed: tuple[tuple[Case, Run], ...]
+    failed: tuple[Failed, ...]
+
+    @property
+    def broke(self) -> bool:
+        """Whether it failed otherwise than by a refusal."""
+        return any(failed.status in FAILURES for failed in self.failed)
+
+
+def program(
+    command: list[str], optimizer: str, recordings: Iterable[Recording], seconds: float
+) -> Iterator[Task]:
+    """What a program does, vector by vector."""
+    yield from live.answers(lambda: rop.Program(command, optimizer, seconds), recordings, None)
+
+
+def framework(
+    name: str, recordings: Iterable[Recording], *, python: str, seconds: float
+) -> Iterator[Task]:
+    """What a framework does, vector by vector: as many runs as its adapter has paths."""
+    blank = (recording._replace(runs={}) for recording in recordings)
+    yield from live.tasks(name, blank, None, python=python, seconds=seconds)
+
+
+def recorded(path: Path) -> Iterator[Task]:
+    """The runs of a file of recordings, or of every file in a folder."""
+    for recording in suite.recordings(path):
+        runs = recording.runs.items()
+        items = tuple(suite.recorded(name, name, name, run) for name, run in runs)
+        yield Task(recording.case, items)
+
+
+def vectors(optimizer: str, select: str = "*") -> list[Recording]:
+    """The vectors of an optimizer that ask for values, and every step of them."""
+    found = suite.selected(rop.vectors(optimizer), select)
+    return [r for r in found if r.case.source.get("class") != golden.MUST_REJECT]
+
+
+def subjects(name: str, tasks: Iterable[Task], progress: Callable[[str], None]) -> list[Subject]:
+    """The implementations that did some tasks, each with all that it did.
+
+    `name`: of an implementation that has one path; else its runs have names of their own.
+    """
+    found: dict[tuple[str, str], Subject] = {}
+    every: list[Failed] = []
+    for case, items in tasks:
+        progress(case.id)
+        for item in items:
+            failed = Failed(case.id, item.status, item.detail)
+            if item.run is None and item.name == item.implementation.partition(" ")[0]:
+                every.append(failed)  # of all paths
+                continue
+            key = item.name, suite.optimizer(case.id)
+            subject = found.setdefault(key, Subject(item.name, item.implementation, key[1], (), ()))
+            if item.run is None:
+                found[key] = subject._replace(failed=(*subject.failed, failed))
+            else:
+                found[key] = subject._replace(observed=(*subject.observed, (case, item.run)))
+    if not found and every:
+        optimizer = suite.optimizer(every[0].case)
+        return [Subject(name, "", optimizer, (), tuple(every))]
+    return [x._replace(failed=(*x.failed, *every)) for x in found.values()]
