@@ -21,6 +21,8 @@ from refopt.rules import rmsprop as rule
 START = np.array([[1.0, -2.0, 3.0], [0.5, 4.0, -0.25]])
 GRADIENT = np.array([[0.3, -0.02, 5.0], [1e-3, 0.7, -2.0]])
 
+INF, NAN = float("inf"), float("nan")
+
 library_rows = pytest.mark.parametrize("make", LIBRARIES)
 
 
@@ -109,6 +111,10 @@ def test_deprecated_arguments_warn_and_change_nothing(key):
         ({"epsilon": None}, TypeError, "epsilon: a number is required"),
         ({"clipnorm": 1.0, "global_clipnorm": 1.0}, ValueError, "clipnorm: None is required"),
         ({"clipnorm": "1"}, TypeError, "clipnorm: a number is required"),
+        ({"learning_rate": NAN}, ValueError, "learning_rate: a finite number is required, got nan"),
+        ({"learning_rate": lambda step: INF}, ValueError, "learning_rate: a finite .* got inf"),
+        ({"clipvalue": NAN}, ValueError, "clipvalue: a finite number or None is required, got nan"),
+        ({"global_clipnorm": -INF}, ValueError, "global_clipnorm: a finite number .* got -inf"),
         ({"use_ema": True, "ema_momentum": 1.5}, ValueError, "ema_momentum: .*got 1.5"),
         ({"use_ema": True, "ema_overwrite_frequency": -1}, ValueError, "ema_overwrite_frequency"),
         ({"use_ema": True, "ema_overwrite_frequency": 1.5}, ValueError, "got 1.5"),
@@ -133,6 +139,63 @@ def test_deprecated_arguments_warn_and_change_nothing(key):
 def test_a_wrong_argument_is_named(arguments, error, message):
     with pytest.raises(error, match=message):
         RMSprop(**arguments)
+
+
+def set_rate(opt, x):
+    opt.learning_rate.assign(x)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda opt: setattr(opt, "learning_rate", NAN), "learning_rate: a finite .* got nan"),
+        (lambda opt: set_rate(opt, INF), "learning_rate: a finite number .*inf"),
+        (lambda opt: setattr(opt, "clipnorm", NAN), "clipnorm: a finite number or None .* got nan"),
+        (lambda opt: setattr(opt, "clipvalue", INF), "clipvalue: a finite number or None .* inf"),
+        (lambda opt: setattr(opt, "rho", 1.5), r"rho: a number in \[0, 1\] is required, got 1.5"),
+        (lambda opt: setattr(opt, "momentum", NAN), "momentum: a number >= 0 .* got nan"),
+        (lambda opt: setattr(opt, "epsilon", -1.0), "epsilon: a number >= 0 .* got -1"),
+        (lambda opt: setattr(opt, "ema_momentum", NAN), "ema_momentum: a number >= 0 .* got nan"),
+        (lambda opt: setattr(opt, "profile", "junk"), "profile: one of documented, .* got 'junk'"),
+        (lambda opt: setattr(opt, "profile", None), "profile: one of documented, .* got None"),
+        (lambda opt: setattr(opt, "profile", "keras-legacy-2.9"), "use_ema: False is required"),
+    ],
+)
+def test_a_number_or_profile_that_is_set_later_is_checked_before_the_step(change, message):
+    v = variable()
+    opt = RMSprop(0.1, momentum=0.5, use_ema=True)
+    stepped(opt, variables=[v])
+    before = v.numpy()
+
+    def changed():
+        change(opt)
+        stepped(opt, variables=[v])
+
+    with pytest.raises(ValueError, match=message):
+        changed()
+    assert same_bits(v.numpy(), before)
+    assert int(opt.iterations) == 1
+
+
+def test_a_schedule_that_leaves_the_numbers_stops_before_its_step():
+    v = variable()
+    opt = RMSprop(lambda step: NAN if int(step) == 1 else 0.1, momentum=0.5)
+    stepped(opt, variables=[v])
+    before = v.numpy()
+    with pytest.raises(ValueError, match="learning_rate: a finite number is required, got nan"):
+        stepped(opt, variables=[v])
+    assert same_bits(v.numpy(), before)
+    assert (int(opt.iterations), float(opt.learning_rate)) == (1, 0.1)
+
+
+def test_under_the_profile_of_a_release_no_range_is_checked():
+    opt = RMSprop(NAN, 2.0, -1.0, -1.0, clipnorm=NAN, profile="tf-2.9-experimental")
+    assert np.isnan(stepped(opt)[0].numpy()).all()
+    late = RMSprop(0.1)
+    late.profile, late.rho = "keras-3", 1.5
+    other = RMSprop(0.1, 1.5, profile="keras-3")
+    assert same_bits(stepped(late)[0].numpy(), stepped(other)[0].numpy())
+    assert late.get_config() == other.get_config()
 
 
 def test_options_are_the_flat_arguments():

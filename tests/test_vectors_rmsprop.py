@@ -32,7 +32,7 @@ SAME = {
     *("storage=float32-lr", "storage=float32-variables", "storage=float32-attributes"),
     *("storage=float32-casts", "storage=float32-all", "scalars=float32", "scalars=native"),
     *("schedule=float32", "second=square-of-scaled", "second=increment", "mean=increment"),
-    *("mean=lerp", "idle=lr-inside"),
+    *("mean=lerp", "idle=lr-inside", "norm=factor", "global_norm=larger", "overwrite=blended"),
 }
 
 
@@ -111,9 +111,18 @@ EQUAL = [
 ]
 
 
+SHOWN = {
+    "norm": ("clipnorm-tiny",),
+    "global_norm": ("global-tiny",),
+    "overwrite": ("ema-none-overwrite", "ema-order-overwrite"),
+}
+"""Where the alternatives of an axis are at work, if not in the others."""
+
+
 @pytest.mark.parametrize(("axis", "a", "b"), EQUAL)
 def test_pairs_that_differ_in_rounding_alone_are_equal_over_the_reals(axis, a, b):
-    for id_ in ("sharp", "centered-momentum-lr-changed", "schedule-momentum", "weight-decay-l2"):
+    usual = ("sharp", "centered-momentum-lr-changed", "schedule-momentum", "weight-decay-l2")
+    for id_ in SHOWN.get(axis, usual):
         case = VECTORS[f"rmsprop.vector.{id_}.f32"].case
         if axis == "idle" and case.hyper["momentum"] > 0:
             continue
@@ -171,3 +180,27 @@ def test_a_release_has_the_nan_that_the_documented_form_has():
         recording = RECORDED[f"rmsprop.torch.centered-constant-500.{dtype}"]
         for run in recording.runs.values():
             assert any(math.isnan(x) for x in run.steps[500]["param"][0])
+
+
+@pytest.mark.parametrize(
+    ("id_", "profile", "axis", "name"),
+    [
+        ("torch.global-clipnorm-tiny.f32", "torch-2.13", "global_norm", "reciprocals"),
+        ("torch.global-clipnorm-tiny.f64", "torch-2.13-foreach", "global_norm", "larger"),
+        ("mlx.global-clipnorm-tiny.f32", "mlx-0.32", "global_norm", "reciprocals"),
+        ("keras-3.ema-infinite.f32", "keras-3", "overwrite", "after-average"),
+        ("keras-2.15.ema-infinite.f32", "keras-2.15", "overwrite", "blended"),
+        ("keras-2.15.ema.f64", "keras-2.15", "overwrite", "before-average"),
+        ("keras-3.ema.f64", "keras-3", "overwrite_count", "before-step"),
+        ("tf.ema-overwrite-3.f32", "tf-2.9-experimental", "overwrite", "before-average"),
+        ("tf.clipnorm-tiny.f32", "tf-2.9-experimental", "norm", "factor-and-epsilon"),
+        ("paddle.clipnorm-tiny.f32", "paddle-3.3", "norm", "factor-and-epsilon"),
+    ],
+)
+def test_a_release_limits_and_overwrites_in_its_own_form(id_, profile, axis, name):
+    recording = RECORDED[f"rmsprop.{id_}"]
+    own = rmsprop.PROFILES[profile]
+    other = own._replace(choices=own.choices._replace(**{axis: rmsprop.AXES[axis][name]}))
+    case, run = recording.case, recording.runs[profile]
+    assert judge(rmsprop, case, run, own, axes=False).first is None
+    assert judge(rmsprop, case, run, other, axes=False).status == VIOLATION

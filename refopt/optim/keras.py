@@ -157,13 +157,15 @@ class Optimizer:
     Raises
     ------
     ValueError
-        `clipnorm` with `global_clipnorm`, an option in both forms, a number out of its range.
+        `clipnorm` with `global_clipnorm`, an option in both forms, a number out of its range; a
+        learning rate or a limit that is not finite, also when it is set later or by a schedule.
     TypeError
         An argument that does not exist, or of another kind.
 
     """
 
     half: str = "stored"  # 16-bit: see `refopt.typing.Profile`
+    _ranged: bool = True  # whether numbers are held to the ranges of the specification
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -200,8 +202,7 @@ class Optimizer:
         limits = _one_form("gradients_clip_option", gradients_clip_option, limits)
         average = _one_form("ema_option", ema_option, average)
         for key, limit in limits._asdict().items():
-            if limit is not None:
-                number(key, limit)
+            self._limit(key, limit)
         if limits.clipnorm is not None and limits.global_clipnorm is not None:
             msg = (
                 "clipnorm: None is required where global_clipnorm is given, "
@@ -232,7 +233,7 @@ class Optimizer:
         if callable(learning_rate) and not is_parameter(learning_rate):
             self._schedule = learning_rate
             learning_rate = self._scheduled()
-        value = np.asarray(number("learning_rate", learning_rate))
+        value = np.asarray(self._finite("learning_rate", learning_rate))
         return self._counter(value, "learning_rate")
 
     def _counter(self, value: Any, name: str) -> Counter:
@@ -241,7 +242,18 @@ class Optimizer:
     def _scheduled(self) -> float:
         """The learning rate of the next step by the schedule."""
         value = rate(self._schedule, self._iterations.operand, lambda x, num: num(x))
-        return number("learning_rate", value)
+        return self._finite("learning_rate", value)
+
+    def _finite(self, name: str, value: Any, wanted: str = "a finite number") -> float:
+        """A number; finite, unless a profile checks no range."""
+        x = number(name, value)
+        if self._ranged and not np.isfinite(x):
+            msg = f"{name}: {wanted} is required, got {value!r}"
+            raise ValueError(msg)
+        return x
+
+    def _limit(self, name: str, value: Any) -> float | None:
+        return None if value is None else self._finite(name, value, "a finite number or None")
 
     @property
     def learning_rate(self) -> Any:
@@ -259,7 +271,7 @@ class Optimizer:
         if callable(value) and not is_parameter(value):
             msg = "learning_rate: a number is required where none was a schedule, got a schedule"
             raise ValueError(msg)
-        self._learning_rate.assign(np.asarray(number("learning_rate", value)))
+        self._learning_rate.assign(np.asarray(self._finite("learning_rate", value)))
 
     @property
     def iterations(self) -> Any:
@@ -550,9 +562,9 @@ class Optimizer:
         if average.use_ema:
             _check_average(average)
         return rule.Hyper(
-            clipnorm=_limit("clipnorm", self.clipnorm),
-            clipvalue=_limit("clipvalue", self.clipvalue),
-            global_clipnorm=_limit("global_clipnorm", self.global_clipnorm),
+            clipnorm=self._limit("clipnorm", self.clipnorm),
+            clipvalue=self._limit("clipvalue", self.clipvalue),
+            global_clipnorm=self._limit("global_clipnorm", self.global_clipnorm),
             ema_momentum=number("ema_momentum", self.ema_momentum),
             ema_overwrite_frequency=average.ema_overwrite_frequency,
         )
@@ -644,7 +656,7 @@ class Optimizer:
         return {
             "name": self.name,
             "jit_compile": bool(self.jit_compile),
-            **{key: _limit(key, getattr(self, key)) for key in limits},
+            **{key: self._limit(key, getattr(self, key)) for key in limits},
             "use_ema": bool(self.use_ema),
             "ema_momentum": number("ema_momentum", self.ema_momentum),
             "ema_overwrite_frequency": None if frequency is None else int(frequency),
@@ -734,10 +746,6 @@ def _check_average(average: EMAOption) -> None:
     if frequency is not None and not (whole and frequency >= 0):
         msg = f"ema_overwrite_frequency: an integer >= 0 or None is required, got {frequency!r}"
         raise ValueError(msg)
-
-
-def _limit(name: str, value: Any) -> float | None:
-    return None if value is None else number(name, value)
 
 
 def _name(variable: Any) -> str:

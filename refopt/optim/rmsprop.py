@@ -58,7 +58,7 @@ global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency, **kwargs
     Raises
     ------
     ValueError
-        A number out of the range that the specification gives it, or NaN where it gives one; an
+        A number out of the range that the specification gives it, also when it is set later; an
         unknown profile; an option in both forms.
     TypeError
         An argument that does not exist, or of another kind.
@@ -100,11 +100,7 @@ global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency, **kwargs
         profile: str = "documented",
         **kwargs: Any,
     ) -> None:
-        if not isinstance(profile, str) or profile not in rule.PROFILES:
-            msg = f"profile: one of {', '.join(rule.PROFILES)} is required, got {profile!r}"
-            raise ValueError(msg)
         self.profile = profile
-        self.half = rule.PROFILES[profile].half
         super().__init__(
             name,
             mesh,
@@ -119,22 +115,26 @@ global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency, **kwargs
             ema_overwrite_frequency=ema_overwrite_frequency,
             **kwargs,
         )
-        if self.use_ema and rule.PROFILES[profile].choices.average is rule.no_average:
-            msg = f"use_ema: False is required under profile {profile!r}, got True"
-            raise ValueError(msg)
-        numbers = {"rho": rho, "momentum": momentum, "epsilon": epsilon}
-        for key, value in numbers.items():
-            number(key, value)
-            if profile == "documented":
-                require(key, value)
-        if profile == "documented" and rho > 1:
-            msg = f"rho: a number in [0, 1] is required, got {rho!r}"
-            raise ValueError(msg)
         self.rho, self.momentum, self.epsilon = rho, momentum, epsilon
         self.centered = bool(centered)
         self._learning_rate = self._build_learning_rate(learning_rate)
         self._slots: dict[Any, dict[str, Parameter]] = {}
         self._compiled: dict[Any, Any] = {}
+        self._rule(self._hyper())
+
+    @property
+    def profile(self) -> str:
+        """Whose rule the steps follow; see the parameter."""
+        return self._profile
+
+    @profile.setter
+    def profile(self, name: str) -> None:
+        if not isinstance(name, str) or name not in rule.PROFILES:
+            msg = f"profile: one of {', '.join(rule.PROFILES)} is required, got {name!r}"
+            raise ValueError(msg)
+        self._profile = name
+        self._ranged = name == "documented"
+        self.half = rule.PROFILES[name].half
 
     def _scheduled(self) -> float:
         """The learning rate of the next step, in the numbers of the profile's schedules."""
@@ -142,7 +142,7 @@ global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency, **kwargs
         def real(x: Number, num: Numbers) -> Number:
             return rule.PROFILES[self.profile].choices.schedule(x, num)
 
-        return number("learning_rate", rate(self._schedule, self._iterations.operand, real))
+        return self._finite("learning_rate", rate(self._schedule, self._iterations.operand, real))
 
     def build(self, var_list: Any) -> None:
         """Make velocity, momentum and average_gradient of every variable, as far as they are used.
@@ -303,17 +303,28 @@ global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency, **kwargs
 
     def _hyper(self) -> rule.Hyper:
         return self._limits()._replace(
-            lr=float(self._learning_rate),
-            rho=number("rho", self.rho),
-            momentum=number("momentum", self.momentum),
-            epsilon=number("epsilon", self.epsilon),
+            lr=self._finite("learning_rate", self._learning_rate), **self._numbers()
         )
+
+    def _numbers(self) -> dict[str, float]:
+        """rho, momentum and epsilon, in their ranges."""
+        numbers = {key: number(key, getattr(self, key)) for key in ("rho", "momentum", "epsilon")}
+        if self._ranged:
+            for key in numbers:
+                require(key, getattr(self, key))
+            if numbers["rho"] > 1:
+                msg = f"rho: a number in [0, 1] is required, got {self.rho!r}"
+                raise ValueError(msg)
+        return numbers
 
     def _rule(self, hyper: rule.Hyper) -> Profile:
         """The rule for what is asked of it; raises where a slot that it needs was not made."""
         profile = rule.PROFILES[self.profile]
         options = {"centered": self.centered, "use_ema": self.use_ema}
         choices = rule.configured(profile.choices, hyper, options)
+        if self.use_ema and choices.average is rule.no_average:
+            msg = f"use_ema: False is required under profile {self.profile!r}, got True"
+            raise ValueError(msg)
         slots = next(iter(self._slots.values()), None)
         wanted = {
             "buffer": ("momentum", choices.move not in (rule.no_momentum, rule.dropped)),
@@ -333,9 +344,7 @@ global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency, **kwargs
         return {
             **super().get_config(),
             "learning_rate": self._serialize_hyperparameter(self._learning_rate),
-            "rho": number("rho", self.rho),
-            "momentum": number("momentum", self.momentum),
-            "epsilon": number("epsilon", self.epsilon),
+            **self._numbers(),
             "centered": self.centered,
             "profile": self.profile,
         }
