@@ -331,7 +331,7 @@ def _comparison(optimizer: str, releases: dict[str, list[Result]], console: Term
     """What each release does otherwise than the profile it is compared with, and what that is."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for name, results in sorted(releases.items()):
-        alike.setdefault(tuple(_differences(results)), []).append(name)
+        alike.setdefault(tuple(differences(results)), []).append(name)
     if not alike:
         return
     (against,) = {result.item.profile for results in releases.values() for result in results}
@@ -351,7 +351,7 @@ def _comparison(optimizer: str, releases: dict[str, list[Result]], console: Term
     console.print()
 
 
-def _differences(results: list[Result]) -> Iterator[str]:
+def differences(results: list[Result]) -> Iterator[str]:
     """What a release does where each feature is on, features with the same finding together."""
     found: dict[str, list[str]] = {}
     for result in sorted(results, key=_feature):
@@ -405,7 +405,7 @@ def _verdicts(rows: dict[str, Row], totals: Counter[str]) -> Table:
         ]
         where = [_where(row.first) if row.first else ""] if totals[VIOLATION] else []
         share = "out" if row.first else f"{row.worst_share:.2f}"
-        table.add_row(escape(name), *counts, _short(row.worst_ulp), share, *where)
+        table.add_row(escape(name), *counts, short(row.worst_ulp), share, *where)
     return table
 
 
@@ -435,7 +435,7 @@ def _where(result: Result) -> str:
     return f"step {result.verdict.first.step}, {result.verdict.first.quantity}"
 
 
-def _short(x: float) -> str:
+def short(x: float) -> str:
     return f"{x:.1f}" if x < 10 else f"{x:.0f}" if x < 1e5 else f"{x:.0e}"
 
 
@@ -457,6 +457,12 @@ def paragraph(result: Result) -> Iterator[str]:
             lines = [lines[-1], where]
         yield f"{title}: [bold red]{result.status}[/]: {lines[0] if lines else ''}"
         yield from (f"  {line}" for line in lines[1:])
+
+
+def plain(result: Result) -> Iterator[str]:
+    """What happened to one run, without markup."""
+    console = Console(width=10**4)
+    return (console.render_str(line).plain for line in paragraph(result))
 
 
 def _otherwise(changes: Changes, results: list[Result]) -> Iterator[str]:
@@ -526,7 +532,7 @@ def _beside(first: Finding, dtype: str) -> Iterator[str]:
     yield f"  got       {_number(first.observed)}"
     yield from _envelope(first)
     if distance := outside(first, dtype):
-        yield f"  outside by {distance[0]:.3g}, {_short(distance[1])} ulp of {dtype}"
+        yield f"  outside by {distance[0]:.3g}, {short(distance[1])} ulp of {dtype}"
 
 
 def _envelope(first: Finding) -> Iterator[str]:
@@ -646,7 +652,7 @@ def junit(results: Iterable[Result], seconds: float) -> bytes:
         counts.setdefault(name, Counter()).update(["tests", kind])
         if kind != "passed":
             tag = {"failures": "failure", "errors": "error", "skipped": "skipped"}[kind]
-            text = "\n".join(Console(width=10**4).render_str(x).plain for x in paragraph(result))
+            text = "\n".join(plain(result))
             ElementTree.SubElement(test, tag, message=result.status).text = text
     for name, parent in suites.items():
         for key in ("tests", "failures", "errors", "skipped"):
@@ -703,7 +709,7 @@ def shown(recording: Recording, results: Iterable[Result]) -> Iterator[Any]:
     yield escape(case.comment)
     for key in ("hyper", "options", "groups", "changes", "layers"):
         if value := source.get(key):
-            yield f"{key}: {escape(_settings(value))}"
+            yield f"{key}: {escape(settings(value))}"
     yield _course(case)
     table = _columns("input", "parameter", "dtype", "values", "bits")
     for i, (values, given) in enumerate(zip(case.params, source["params"], strict=True)):
@@ -736,11 +742,11 @@ def _course(case: Case) -> str:
     return f"{counted(case.steps, 'step')}, {cycle}; recorded: {', '.join(map(str, record))}"
 
 
-def _settings(value: Any) -> str:
+def settings(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{k}={_settings(v)}" for k, v in value.items())
+        return ", ".join(f"{k}={settings(v)}" for k, v in value.items())
     if isinstance(value, list):
-        return "; ".join(_settings(x) for x in value)
+        return "; ".join(settings(x) for x in value)
     return str(value)
 
 
