@@ -336,9 +336,9 @@ def _comparison(optimizer: str, releases: dict[str, list[Result]], console: Term
         return
     (against,) = {result.item.profile for results in releases.values() for result in results}
     console.say(f"[bold]against {against}[/]: the changes of it that explain the runs of a release")
-    for differences, names in sorted(alike.items(), key=lambda x: (len(x[0]), x[1])):
+    for found, names in sorted(alike.items(), key=lambda x: (len(x[0]), x[1])):
         console.say(f"  [bold]{escape(', '.join(names))}[/]")
-        for difference in differences:
+        for difference in found:
             console.say(f"    {difference}")
     axes = spec.load(optimizer)["axes"]
     results = [result for found in releases.values() for result in found]
@@ -436,6 +436,7 @@ def _where(result: Result) -> str:
 
 
 def short(x: float) -> str:
+    """A number in a column."""
     return f"{x:.1f}" if x < 10 else f"{x:.0f}" if x < 1e5 else f"{x:.0e}"
 
 
@@ -743,6 +744,7 @@ def _course(case: Case) -> str:
 
 
 def settings(value: Any) -> str:
+    """Names and values on one line."""
     if isinstance(value, dict):
         return ", ".join(f"{k}={settings(v)}" for k, v in value.items())
     if isinstance(value, list):
