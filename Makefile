@@ -17,7 +17,7 @@ done; \
 echo 'refopt needs a Python with venv where $(3); tried: $(2)' >&2; exit 1
 endef
 
-.PHONY: check test lint bench test-frameworks clean
+.PHONY: check test lint bench test-frameworks site clean
 
 check: $(VENV)/.base
 	@$(VENV)/bin/refopt check
@@ -35,6 +35,9 @@ bench: $(VENV)/.dev
 
 test-frameworks: $(FRAMEWORKS)/.frameworks
 	@$(FRAMEWORKS)/bin/python -m pytest -n auto --dist worksteal -m "(torch or jax or slow) and not gpu"
+
+site: $(VENV)/.docs
+	@$(VENV)/bin/python docs/build.py build/site
 
 clean:
 	rm -rf $(VENV) $(FRAMEWORKS)
@@ -55,6 +58,10 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/bin/pip
 	@$(VENV)/bin/$(PIP) -e '.[dev]'
 	@touch $(VENV)/.base $@
 
+$(VENV)/.docs: pyproject.toml | $(VENV)/bin/pip
+	@$(VENV)/bin/$(PIP) -e '.[docs,teach]'
+	@touch $(VENV)/.base $@
+
 $(FRAMEWORKS)/.frameworks: pyproject.toml | $(FRAMEWORKS)/bin/pip
-	@$(FRAMEWORKS)/bin/$(PIP) -e '.[dev,torch,jax]' torch==2.13.0
+	@$(FRAMEWORKS)/bin/$(PIP) -e '.[dev,docs,teach,torch,jax]' torch==2.13.0
 	@touch $@

@@ -1,0 +1,92 @@
+"""docs/tutorials: every block runs, every output is what is printed, every number is in one."""
+
+import contextlib
+import sys
+
+import cupy_standin
+import pages
+import pytest
+
+TUTORIALS = sorted((pages.ROOT / "docs" / "tutorials").glob("*.md"))
+
+
+def named(path):
+    return path.stem
+
+
+@pytest.mark.parametrize("path", TUTORIALS, ids=named)
+def test_a_tutorial_prints_what_it_shows(path, tmp_path, monkeypatch):
+    cupy_standin.install()
+    monkeypatch.chdir(tmp_path)
+    shown = pages.outputs(path.read_text(encoding="utf-8"))
+    assert shown
+    for block, output in shown:
+        assert pages.matches(block.code, output), f"{block.code}is not\n{pages.trimmed(output)}"
+
+
+@pytest.mark.parametrize("path", TUTORIALS, ids=named)
+def test_every_number_of_the_prose_stands_in_a_block(path):
+    assert pages.unsupported(path.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("path", TUTORIALS, ids=named)
+def test_every_block_is_run_or_is_output(path):
+    found = pages.blocks(path.read_text(encoding="utf-8"))
+    assert {b.language for b in found} <= {"python", "sh", "text", "c", "math"}
+    assert all(b.file for b in found if b.language == "c")
+
+
+PAGE = """\
+# 7 pages
+
+Save as `two.py`:
+
+```python
+two = 2
+```
+
+```python
+from two import two
+print(two + 1)
+```
+
+```text
+3
+```
+
+The sum is 3.
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    sys.modules.pop("two", None)
+
+
+def test_a_wrong_output_is_found_and_renewed(folder):
+    ((block, output),) = pages.outputs(PAGE)
+    assert pages.matches(block.code, output)
+    wrong = PAGE.replace("```text\n3", "```text\n4")
+    ((block, output),) = pages.outputs(wrong)
+    assert not pages.matches(block.code, output)
+    assert pages.renewed(wrong) == PAGE
+
+
+def test_a_number_without_a_block_is_found():
+    assert pages.unsupported(PAGE) == []
+    assert pages.unsupported(PAGE.replace("is 3", "is 5, not 0.25")) == ["5", "0.25"]
+
+
+def test_an_abridged_output_keeps_its_order(folder):
+    assert pages.matches("a\n…\nd\n", "a\nb\nc\nd\n")
+    assert not pages.matches("a\n…\nb\nd\n", "a\nb\nc\nd\n")
+
+
+def test_a_command_that_fails_fails_the_page(folder):
+    with pytest.raises(AssertionError, match="refopt list --nothing: 2"):
+        pages.command("refopt list --nothing")
+    with contextlib.suppress(FileNotFoundError):
+        assert pages.command("refopt list --nothing  # exits with 2")
