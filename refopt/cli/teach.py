@@ -118,3 +118,44 @@ def trace(
         except IndexError as error:
             raise typer.BadParameter(str(error)) from None
         typer.echo(tables.FORMATTED[form.value](table), nl=form is Form.json)
+
+
+@app.command(cls=Command)
+def explain(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="WHAT",
+            help="An optimizer, as nadam; a profile, as keras-3; a clause, as NAD-5.3; a "
+            "hyperparameter or option; or a vector.",
+            show_default=False,
+        ),
+    ],
+    profile: Follows = "documented",
+    latex: Annotated[
+        bool, typer.Option("--latex", metavar="", help="Print the equations as LaTeX.")
+    ] = False,
+    mathml: Annotated[
+        bool, typer.Option("--mathml", metavar="", help="Print the equations as MathML.")
+    ] = False,
+    diff: Annotated[
+        tuple[str, str] | None,
+        typer.Option(metavar="PROFILE PROFILE", help="Only what differs between two profiles."),
+    ] = None,
+) -> None:
+    """Explain an optimizer by the equations of its rule, or anything else that has a name."""
+    with exits():
+        from refopt.teach import explain as explained
+
+        if latex and mathml:
+            msg = "--latex and --mathml must not be given together"
+            raise typer.BadParameter(msg)
+        if diff is not None:
+            typer.echo(explained.difference(what, *diff), nl=False)
+        elif latex or mathml:
+            found = explained.forms(what, profile)
+            typer.echo(explained.PRINTED["latex" if latex else "mathml"](found))
+        elif profile != "documented":
+            typer.echo(explained.optimizer(what, profile), nl=False)
+        else:
+            typer.echo(explained.anything(what), nl=False)

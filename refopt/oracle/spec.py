@@ -298,7 +298,7 @@ def _hyperparameters(optimizer: str) -> Iterator[str]:
                 h["clause"],
                 h["type"],
                 _default(h),
-                _range(h),
+                range_of(h),
                 ", ".join(f"{fault}: `{error}`" for fault, error in h["error"].items()),
             )
             for h in load(optimizer)["hyperparameters"].values()
@@ -312,7 +312,7 @@ def _default(h: Mapping[str, Any]) -> str:
     return f"{h['default']:g}" if "default" in h else "None"
 
 
-def _range(h: Mapping[str, Any]) -> str:
+def range_of(h: Mapping[str, Any]) -> str:
     """What a hyperparameter may be, in words."""
     ends, keyword = h["range"], h["keyword"]
     text = f"{ends['least']:g} <= {keyword}" if "least" in ends else "any number"
