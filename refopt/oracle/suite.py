@@ -8,7 +8,7 @@ import signal
 import time
 import traceback
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
@@ -373,17 +373,22 @@ def spread(given: Iterable[Task], jobs: int) -> Iterator[list[Result]]:
     """The results of each task, in order; over `jobs` processes where there are several."""
     _named.clear()
     _excluded.clear()
+    yield from over(work, given, jobs)
+
+
+def over[T, R](work: Callable[[T], R], given: Iterable[T], jobs: int) -> Iterator[R]:
+    """What is made of each, in order; over `jobs` processes where there are several."""
     if jobs == 1:
         yield from map(work, given)
         return
     with ProcessPoolExecutor(
         jobs, mp_context=get_context("spawn"), initializer=_ignore_interrupts
     ) as pool:
-        waiting: deque[Future[list[Result]]] = deque()
+        waiting: deque[Future[R]] = deque()
         try:
-            for task in given:
+            for one in given:
                 with _uninterrupted():  # a worker may start here, and ignores nothing yet
-                    waiting.append(pool.submit(work, task))
+                    waiting.append(pool.submit(work, one))
                 while waiting and (waiting[0].done() or len(waiting) > 8 * jobs):
                     yield waiting.popleft().result()
             while waiting:
