@@ -171,7 +171,7 @@ Profile = Annotated[
 ]
 
 
-def progress(results: Iterable[Any], total: int) -> Iterable[Any]:
+def progress(results: Iterable[Any], total: int, what: str = "judging") -> Iterable[Any]:
     """The results, with a bar on a terminal; a line every tenth on one that cannot redraw."""
     from rich.console import Console
     from rich.progress import track
@@ -181,7 +181,7 @@ def progress(results: Iterable[Any], total: int) -> Iterable[Any]:
         return _tenths(results, total)
     return track(
         results,
-        "judging",
+        what,
         total=total,
         console=console,
         transient=True,
