@@ -18,7 +18,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from threading import Thread
 from types import ModuleType
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -33,6 +33,8 @@ from refopt.oracle.search import Changes, equal
 from refopt.oracle.spec import RULES
 from refopt.oracle.verdict import Judge, Verdict
 from refopt.typing import Profile
+
+T, R = TypeVar("T"), TypeVar("R")
 
 REJECTED, SKIPPED = "rejected", "skipped"
 DEVIATES = "deviates"
@@ -376,7 +378,7 @@ def spread(given: Iterable[Task], jobs: int) -> Iterator[list[Result]]:
     yield from over(work, given, jobs)
 
 
-def over[T, R](work: Callable[[T], R], given: Iterable[T], jobs: int) -> Iterator[R]:
+def over(work: Callable[[T], R], given: Iterable[T], jobs: int) -> Iterator[R]:
     """What is made of each, in order; over `jobs` processes where there are several."""
     if jobs == 1:
         yield from map(work, given)
