@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 from xml.sax.saxutils import escape
 
 SYMBOLS = {
@@ -47,7 +47,7 @@ def parsed(text: str) -> Piece:
     return row
 
 
-def _refuse(text: str, token: str) -> None:
+def _refuse(text: str, token: str) -> NoReturn:
     msg = f"text must be LaTeX that a rule prints, got {token!r} in {text!r}"
     raise ValueError(msg)
 
@@ -83,6 +83,12 @@ def _group(tokens: list[str], text: str) -> Piece:
     return inner
 
 
+def _fence(tokens: list[str], text: str) -> str:
+    if not tokens or tokens[0] not in FENCES:
+        _refuse(text, "no parenthesis")
+    return FENCES[tokens.pop(0)]
+
+
 def _base(tokens: list[str], text: str) -> Piece:
     if not tokens:
         _refuse(text, "its end")
@@ -95,18 +101,18 @@ def _base(tokens: list[str], text: str) -> Piece:
     if token == r"\sqrt":
         return Piece("sqrt", "", (_group(tokens, text),))
     if token == r"\mathrm":
-        found = re.fullmatch(r"\{(\w+)\}", "".join(tokens[: tokens.index("}") + 1]))
+        found = re.match(r"\{(\w+)\}", "".join(tokens))
         if found is None:
             _refuse(text, token)
-        else:
-            del tokens[: tokens.index("}") + 1]
-            return Piece("function", found[1])
+        del tokens[: tokens.index("}") + 1]
+        return Piece("function", found[1])
     if token == r"\left":
-        left, inner = FENCES[tokens.pop(0)], _row(tokens, text)
+        left = _fence(tokens, text)
+        inner = _row(tokens, text)
         if tokens[:1] != [r"\right"]:
             _refuse(text, r"no \right")
         del tokens[0]
-        return Piece("fence", left + FENCES[tokens.pop(0)], (inner,))
+        return Piece("fence", left + _fence(tokens, text), (inner,))
     if token.startswith("\\"):
         if name in ACCENTS:
             return Piece("accent", name, (_group(tokens, text),))

@@ -96,7 +96,8 @@ def _other(s: Setting, choices: Any) -> Lines:
 
 def name_of(rule: Any, axis: str, choice: Any) -> str:
     """The name of an alternative."""
-    return next(name for name, other in rule.AXES[axis].items() if other is choice)
+    found: dict[str, Any] = rule.AXES[axis]
+    return next(name for name, other in found.items() if other is choice)
 
 
 def latex(found: list[Form]) -> str:
@@ -180,11 +181,17 @@ def _number(x: Any) -> str:
 
 def memory(s: Setting) -> Iterator[str]:
     """What is kept between steps, and how many bytes that is."""
-    state, clock = arrays.init(s.rule, s.profile, np.zeros(1, np.float32))
-    kept = [q for q, x in state._asdict().items() if x is not None]
+    everything = s.rule.PROFILES[s.profile.name]
+    kept: list[list[str]] = []
+    for profile in (s.profile, everything):
+        state, clock = arrays.init(s.rule, profile, np.zeros(1, np.float32))
+        kept.append([q for q, x in state._asdict().items() if x is not None])
+    for when, arrays_ in zip(("", ", with all that can be asked for"), kept, strict=True):
+        if not when or arrays_ != kept[0]:
+            size = 4 * len(arrays_)
+            listed = f"of each element{when}: {', '.join(arrays_)}"
+            yield f"{listed}: {size} bytes in float32, {2 * size} in float64"
     counters = [q for q in clock._fields if q in s.rule.counted(s.profile.choices)]
-    size = 4 * len(kept)
-    yield f"of each element: {', '.join(kept)}: {size} bytes in float32, {2 * size} in float64"
     if hasattr(s.rule, "shapes_of"):
         shape = PROBLEMS["digits"].layers[0]
         layer = s.rule.Layer("dense", (0, 1), shape)
