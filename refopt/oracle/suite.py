@@ -34,7 +34,8 @@ from refopt.oracle.spec import RULES
 from refopt.oracle.verdict import Judge, Verdict
 from refopt.typing import Profile
 
-T, R = TypeVar("T"), TypeVar("R")
+T = TypeVar("T")
+R = TypeVar("R")
 
 REJECTED, SKIPPED = "rejected", "skipped"
 DEVIATES = "deviates"
