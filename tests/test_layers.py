@@ -43,7 +43,10 @@ PACKAGES = {
     "typing": {ANYWHERE: set(), INSIDE: set()},
     "errors": {ANYWHERE: set(), INSIDE: set()},
     "rules": {ANYWHERE: set(), INSIDE: set()},
-    "interp": {ANYWHERE: ARRAYS, INSIDE: {*FRAMEWORKS, "autograd", "flint", "ml_dtypes", "numba"}},
+    "interp": {
+        ANYWHERE: ARRAYS,
+        INSIDE: {*FRAMEWORKS, "autograd", "flint", "llvmlite", "ml_dtypes", "numba"},
+    },
     "parallel": {ANYWHERE: ARRAYS, INSIDE: {"cupy", "jax", "mpi4py"}},
     "problems": {ANYWHERE: ARRAYS, INSIDE: {"sklearn"}},
     "optim": {ANYWHERE: ARRAYS, INSIDE: {"safetensors"}},
