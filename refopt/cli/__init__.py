@@ -2,6 +2,7 @@
 
 from refopt.cli import check as check
 from refopt.cli import diagnose as diagnose
+from refopt.cli import matrix as matrix
 from refopt.cli import teach as teach
 from refopt.cli.base import app
 

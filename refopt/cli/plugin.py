@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 import typer
-from rich.console import Console
 
 from refopt.cli.check import command_of
 from refopt.errors import RefoptError
@@ -94,7 +93,7 @@ class Vector(pytest.Item):
             known = (verdict.undecided, verdict.excluded) if verdict else ({}, {})
             self.user_properties.append((KEY, [self._asked.name, result.status, *known]))
         if wrong := [result for result in results if not _fine(result)]:
-            raise Failed("\n\n".join(_said(result) for result in wrong))
+            raise Failed("\n\n".join("\n".join(report.plain(result)) for result in wrong))
         if not any(result.status in (CONFORMS, suite.DEVIATES) for result in results):
             pytest.skip("; ".join(dict.fromkeys(map(_reason, results))))
 
@@ -159,15 +158,6 @@ def _fine(result: suite.Result) -> bool:
     as_recorded = result.status == suite.REJECTED and not result.item.together
     passes = (CONFORMS, INCONCLUSIVE, suite.DEVIATES, suite.SKIPPED)
     return not result.item.stale and (result.status in passes or as_recorded)
-
-
-def _said(result: suite.Result) -> str:
-    return "\n".join(_plain(report.paragraph(result)))
-
-
-def _plain(lines: Iterable[str]) -> Iterator[str]:
-    console = Console(width=10**4)
-    return (console.render_str(line).plain for line in lines)
 
 
 def _reason(result: suite.Result) -> str:
