@@ -365,7 +365,7 @@ PROBLEMS: dict[str, Problem] = {
             beale,
             beale_gradient,
             ((-1.0, 4.5), (-2.0, 2.0)),
-            (1.0, 1.0),
+            (0.5, 1.25),
             ((3.0, 0.5),),
         ),
         Landscape(

@@ -28,6 +28,7 @@ class Difference(NamedTuple):
 
     step: int
     quantity: str
+    where: str  # which element
     mine: float
     other: float
     beyond_rounding: bool  # whether no rounding of the stated rule explains it
@@ -312,14 +313,15 @@ def _differences(
     for key in sorted(mine, key=lambda key: (key[0], table.quantities.index(key[1]))):
         a, b = (float(x.get(key, math.nan)) for x in (mine, other))
         if a != b and not (math.isnan(a) or math.isnan(b)):
-            yield Difference(*key, a, b, False)
+            yield Difference(*key, table.where, a, b, False)
             break
     else:
         return
     verdict = judging(s.rule)(s.rule, case, run, s.profile).verdict(axes=False)
     if verdict.first is not None:
         x = verdict.first
-        yield Difference(x.step, x.quantity, (x.low + x.high) / 2, x.observed, True)
+        where = f"parameter {x.parameter}, element {x.element}"
+        yield Difference(x.step, x.quantity, where, (x.low + x.high) / 2, x.observed, True)
 
 
 # -- text -----------------------------------------------------------------------------------------
@@ -403,7 +405,9 @@ def said(x: Difference, table: Trace) -> str:
     *_, other = table.series
     what = "that no rounding explains" if x.beyond_rounding else "of any bit"
     beside = "" if math.isnan(x.mine) else f"{mine} {x.mine}, "
-    return f"first difference {what}: step {x.step}, {x.quantity}: {beside}{other} {x.other}"
+    place = "" if x.where == table.where else f" of {x.where}"
+    pair = f"{beside}{other} {x.other}"
+    return f"first difference {what}: step {x.step}, {x.quantity}{place}: {pair}"
 
 
 def _steps(table: Trace) -> range:
@@ -412,7 +416,7 @@ def _steps(table: Trace) -> range:
 
 def _cells(table: Trace, steps: list[int]) -> Iterator[tuple[str, str, list[str]]]:
     """(quantity, series, a text for each step); the first difference has a mark."""
-    marked = {(x.step, x.quantity) for x in table.differences}
+    marked = {(x.step, x.quantity) for x in table.differences if x.where == table.where}
     *_, last = table.series
     for q in table.quantities:
         for series, values in table.series.items():
