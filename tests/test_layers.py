@@ -61,6 +61,7 @@ PACKAGES = {
 EXTRA = {
     "interp/balls.py": {"flint"},
     "interp/bands.py": {"flint"},
+    "interp/doubled.py": {"flint"},
     "interp/envelope.py": {"flint"},
     "oracle/report.py": {"rich"},
     "cli/plugin.py": {"pytest"},
