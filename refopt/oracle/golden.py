@@ -17,6 +17,9 @@ from refopt.interp.formats import COMPLEX, FORMATS, from_bits
 from refopt.oracle.spec import RULES
 from refopt.rules.schedules import SCHEDULES
 
+MUST_REJECT = "must-reject"
+"""The class of a vector that must be refused; it has no runs."""
+
 FORMATS_READ = ("refopt-golden/1", "refopt-vectors/1")
 
 Values = list[float]  # exact values of one array, flat; complex as pairs
@@ -142,7 +145,8 @@ def load(path: Path) -> Iterator[Recording]:
     try:
         optimizer, provenance, cases = _document(_resolved(document, tensors))
         for source in cases:
-            case = parse(source)
+            refused = isinstance(source, dict) and source.get("class") == MUST_REJECT
+            case = _refused(source) if refused else parse(source)
             if case.id.partition(".")[0] != optimizer:
                 _refuse(
                     f"case {case.id!r}: the id must begin with '{optimizer}.', as the file says"
@@ -151,6 +155,9 @@ def load(path: Path) -> Iterator[Recording]:
                 _refuse(f"case {case.id!r}: an id must occur once")
             seen.add(case.id)
             runs = source.get("runs")
+            if refused:
+                yield Recording(case, {}, provenance)
+                continue
             if not isinstance(runs, dict) or not runs:
                 _refuse(f"case {case.id!r}: runs must be an object of one run or more", runs)
             yield Recording(case, {name: parse_run(case, name, runs) for name in runs}, provenance)
@@ -214,6 +221,7 @@ def _resolved(source: Any, tensors: dict[str, str]) -> Any:
 KEYS = {
     *("id", "comment", "tags", "hyper", "options", "groups", "changes", "params", "steps"),
     *("record", "grads", "runs", "profiles", "order", "finalize", "mesh", "clauses", "kills"),
+    *("class", "decisive_through", "modes", "kind", "repair"),
 }
 """What a case may say; anything else would be passed over."""
 
@@ -295,6 +303,23 @@ def _case(source: Any) -> Case:
             for t, given in _by_step(source, "statistics", steps).items()
         },
     )
+
+
+def _refused(source: dict[str, Any]) -> Case:
+    """A case that must be refused: as it is repaired, but for the `source` that is given."""
+    repair, kind = _get(source, "repair", dict), _get(source, "kind", str)
+    _named(repair, ("grads", "hyper", "statistics"), "what is repaired")
+    case = parse({**source, **repair})
+    hyper, grads = _get(source, "hyper", dict), _get(source, "grads", list)
+    texts = [x for value in hyper.values() for x in (value if isinstance(value, list) else [value])]
+    texts += [x for row in grads if isinstance(row, list) for x in row if x is not None]
+    rows = all(isinstance(row, list) and len(row) == len(case.params) for row in grads)
+    seen = source.get("statistics", {})
+    if not grads or not rows or not all(isinstance(x, str) for x in [kind, *texts]):
+        _refuse("what must be refused must have numbers and bits in texts", hyper, grads)
+    if not isinstance(seen, dict) or not all(isinstance(x, dict) for x in seen.values()):
+        _refuse("statistics must be an object by step", seen)
+    return case._replace(source=source)
 
 
 def _layers(rule: Any, source: dict[str, Any], shapes: tuple[list[int], ...]) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""The inputs of THOR's vectors: small nets, what their layers saw, and gradients, from a seed."""
+"""The inputs that are made: THOR's, drawn from their names, and those that must be refused.
+
+THOR's are small nets, what their layers saw, and gradients.
+"""
 
 from __future__ import annotations
 
@@ -82,10 +85,6 @@ ROWS: tuple[tuple[str, str, str, list[Given], dict[str, Any]], ...] = (
     ),
     ("two-outputs", "Two outputs are like any other.", "two-outputs", [dense("fc", 2, 3, 5)], {}),
     (
-        *("conv", "Patches of every position of every sample, padded evenly.", "conv"),
-        *([conv((2, 1, 3, 3), (2, 3, 2), (3, 2))], {}),
-    ),
-    (
         *("conv-valid", "No padding, and strides that differ.", "conv"),
         [conv((2, 2, 2, 2), (2, 4, 3), (2, 2), padding="valid", stride=[2, 1])],
         {"loss_scale": "16"},
@@ -100,13 +99,8 @@ ROWS: tuple[tuple[str, str, str, list[Given], dict[str, Any]], ...] = (
     ),
     ("embedding", "Ids are rows of zeros and a one, some of them twice.", "embedding",
         [EMBEDDING], {}),
-    *(
-        (
-            f"lookup-{target.lower()}", f"An embedding lookup with target {target} is one.",
-            "embedding", [table(5, 3, 2, 3, target=target)], {},
-        )
-        for target in ("CPU", "DEVICE")
-    ),
+    ("lookup-cpu", "An embedding lookup with target CPU is one.", "embedding",
+        [table(5, 3, 2, 3, target="CPU")], {}),
     ("norm", "Squares over the batch size; other parameters keep theirs.", "norm",
         [norm(4), REST], {"loss_scale": "16"}),
     ("decay", "Decay before the inverses; not of beta and gamma.", "decay",
@@ -177,3 +171,97 @@ def _source(
         "grads": [[drawn(tuple(p["shape"])) for p in params] for _ in steps],
         **({"statistics": statistics} if any(statistics.values()) else {}),
     }
+
+
+# -- what must be refused -------------------------------------------------------------------------
+
+ONE = {"dtype": "float32", "shape": [2], "bits": to_bits([0.5, -0.25], FORMATS["float32"])}
+"""A parameter; its gradient has the same numbers."""
+
+RIGHT: dict[str, dict[str, Any]] = {
+    "nadam": {
+        "hyper": {
+            **{"lr": "0.05", "beta1": "0.9", "beta2": "0.99", "epsilon": "0.25"},
+            **{"weight_decay": "0.1", "momentum_decay": "0.3"},
+        },
+        "options": {"maximize": 0, "decoupled_weight_decay": 0},
+    },
+    "rmsprop": {
+        "hyper": {"lr": "0.05", "rho": "0.9", "momentum": "0.5", "epsilon": "0.25"},
+        "options": {"centered": 0},
+    },
+    "thor": {},
+}
+"""What a faulty input has beside its fault."""
+
+AVERAGED = {"options": {"centered": 0, "use_ema": 1}}
+HYPER, SHAPE, GRADIENT, STATISTICS = (
+    *("invalid-hyperparameter", "shape-mismatch", "missing-gradient", "missing-statistics"),
+)
+
+FAULTS: dict[str, tuple[tuple[str, str, str, dict[str, Any], dict[str, Any]], ...]] = {
+    "nadam": (
+        ("lr-negative", "No learning rate is below 0.", HYPER, {"lr": "-0.05"}, {}),
+        ("lr-nan", "NaN lies in no range.", HYPER, {"lr": "nan"}, {}),
+        ("beta1-one", "beta1 is below 1: no moment forgets nothing.", HYPER, {"beta1": "1.0"}, {}),
+        ("beta2-one", "beta2 is below 1: its divisor would be 0.", HYPER, {"beta2": "1.0"}, {}),
+        ("epsilon-negative", "No epsilon is below 0.", HYPER, {"epsilon": "-0.25"}, {}),
+        ("decay-negative", "Negative decay is growth.", HYPER, {"weight_decay": "-0.1"}, {}),
+        ("psi-negative", "A schedule that grows.", HYPER, {"momentum_decay": "-0.3"}, {}),
+        ("shape", "A gradient has one element for each of its parameter.", SHAPE, {}, {}),
+    ),
+    "rmsprop": (
+        ("rho-above-one", "rho is a weight, from 0 to 1.", HYPER, {"rho": "1.5"}, {}),
+        ("momentum-negative", "No momentum is below 0.", HYPER, {"momentum": "-0.5"}, {}),
+        ("epsilon-negative", "No epsilon is below 0.", HYPER, {"epsilon": "-0.25"}, {}),
+        ("ema-momentum", "The weight of an average is from 0 to 1.", HYPER,
+            {"ema_momentum": "1.5"}, AVERAGED),
+        ("ema-frequency", "A number of steps is whole.", HYPER,
+            {"ema_momentum": "0.5", "ema_overwrite_frequency": "1.5"}, AVERAGED),
+        ("two-norms", "Gradients have one limit: of each norm or of all together.", HYPER,
+            {"clipnorm": "1.0", "global_clipnorm": "1.0"}, {}),
+        ("shape", "A gradient has one element for each of its parameter.", SHAPE, {}, {}),
+        ("no-gradient", "A step with no gradient at all is a mistake.", GRADIENT, {}, {}),
+    ),
+    "thor": (
+        ("damping-negative", "Damping moves eigenvalues away from 0.", HYPER,
+            {"damping": "-0.05"}, {}),
+        ("momentum-negative", "No momentum is below 0.", HYPER, {"momentum": "-0.75"}, {}),
+        ("loss-scale-zero", "What gradients are divided by is above 0.", HYPER,
+            {"loss_scale": "0.0"}, {}),
+        ("frequency-one", "The documented least frequency is 2.", HYPER, {"frequency": "1"}, {}),
+        ("past-the-end", "A schedule has a value a step.", HYPER, {"lr": ["0.2", "0.1"]}, {}),
+        ("shape", "A gradient has one element for each of its parameter.", SHAPE, {}, {}),
+        ("no-statistics", "A refresh takes what each layer saw.", STATISTICS, {}, {}),
+    ),
+}  # fmt: skip
+"""By optimizer: (slug, comment, kind, hyperparameters of the fault, what else it is beside)."""
+
+REPAIRS = {"ema_momentum": "0.5", "ema_overwrite_frequency": "2"}
+"""What stands in the place of a fault that the input would otherwise not have at all."""
+
+
+def faulty(optimizer: str) -> Iterator[dict[str, Any]]:
+    """The inputs that must be refused, as JSON objects, each with its repair."""
+    for slug, comment, kind, hyper, beside in FAULTS[optimizer]:
+        if optimizer == "thor":
+            source = _source(slug, comment, "error", [FC], {}, "float32")
+        else:
+            right = RIGHT[optimizer] | beside
+            steps = {"params": [ONE], "steps": 1, "record": [1], "grads": [[ONE["bits"]]]}
+            source = {"comment": comment, "tags": ["error"], **right, **steps}
+        source |= {"id": f"{optimizer}.vector.reject-{slug}.f32", "kind": kind}
+        rows = source["grads"]
+        if hyper:
+            right = source["hyper"]
+            repaired = right | {k: REPAIRS[k] for k in hyper if k in REPAIRS and k not in right}
+            fault = {"hyper": right | hyper}
+            source["repair"] = {"hyper": repaired}
+        elif kind == STATISTICS:
+            fault = {"statistics": {t: {} for t in source["statistics"]}}
+            source["repair"] = {"statistics": source["statistics"]}
+        else:
+            given = None if kind == GRADIENT else rows[0][0][:8]
+            fault = {"grads": [[given, *rows[0][1:]], *rows[1:]]}
+            source["repair"] = {"grads": rows}
+        yield source | fault

@@ -185,7 +185,7 @@ class Tally:
     @property
     def together(self) -> list[Result]:
         """The violations of an implementation that is judged as a whole."""
-        return [r for r in self.notable if r.item.together and r.status == VIOLATION]
+        return [r for r in self.notable if r.item.together and r.verdict and r.verdict.first]
 
     def explanations(self) -> list[tuple[Changes, list[Result]]]:
         """The fewest sets of changes that explain what is judged together, each with its runs."""
@@ -254,7 +254,7 @@ def summary(tally: Tally, console: Terminal, seconds: float, *, complete: bool =
         _comparison(optimizer, tally.compared.get(optimizer, {}), console)
     for text in tally.diagnosis():
         console.say(text)
-    notable = [r for r in tally.notable if not (r.item.together and r.status == VIOLATION)]
+    notable = [r for r in tally.notable if r not in tally.together]
     first = {result.item.name: result for result in reversed(notable)}
     some = sorted(notable, key=lambda r: r is not first[r.item.name])[:SHOWN]
     for result in some:

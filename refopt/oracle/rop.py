@@ -13,14 +13,16 @@ from fnmatch import fnmatchcase
 from typing import Any, NamedTuple, NoReturn
 
 from refopt.errors import CaseError
+from refopt.interp.formats import COMPLEX, FORMATS
 from refopt.optim.nadam import NAdam
 from refopt.optim.rmsprop import RMSprop
-from refopt.oracle import golden, spec, suite
+from refopt.oracle import golden, refused, spec, suite
 from refopt.oracle.golden import Case, Recording, Schedule, Sparse
 from refopt.oracle.live import unjudged
 from refopt.oracle.process import Failure, Process, message
 from refopt.oracle.spec import RULES
 from refopt.oracle.suite import BROKEN, CRASHED, LACKS, REJECTED, SKIPPED, Item, Task
+from refopt.oracle.verdict import CONFORMS, VIOLATION
 
 OBJECTS = {"nadam": NAdam, "rmsprop": RMSprop}
 """The optimizers that the protocol can ask for, and what is documented of each."""
@@ -62,8 +64,8 @@ def _every_step(case: Case) -> Case:
 def words(optimizer: str) -> list[str]:
     """What a program may say it takes."""
     rule = RULES[optimizer]
-    dtypes = ["float16", "bfloat16", "float32", "float64"]
-    extras = ["several", "missing"]
+    dtypes = [*FORMATS, *COMPLEX]
+    extras = ["several", "missing", "rejects"]
     extras += ["sparse"] if hasattr(rule, "Rows") else []
     extras += ["schedule", "order"] if hasattr(rule, "scheduled") else []
     return [*dtypes, *extras, *rule.Hyper._fields, *rule.OPTIONS]
@@ -78,7 +80,9 @@ def needs(case: Case) -> set[str]:
     """What a program must take to run a case: hyperparameters that are not 0, and what is more."""
     given = [case.hyper, *(overrides for _, overrides in case.groups), *case.changes.values()]
     found = {name for hyper in given for name, x in hyper.items() if x != 0}
-    found |= {name for name, on in case.options.items() if on} | {*case.dtypes}
+    found |= {name for name, on in case.options.items() if on}
+    found |= {p["dtype"] for p in case.source["params"]}
+    found |= {*case.source["hyper"]} if refused.must(case) else set()
     arrays = [grad for row in case.grads for grad in row]
     return found | {
         word
@@ -88,6 +92,7 @@ def needs(case: Case) -> set[str]:
             "sparse": any(isinstance(grad, Sparse) for grad in arrays),
             "schedule": isinstance(case.hyper["lr"], Schedule),
             "order": bool(case.orders),
+            "rejects": refused.must(case),
         }.items()
         if needed
     }
@@ -124,7 +129,13 @@ def questions(found: Iterable[Recording]) -> Iterator[tuple[Recording, list[Part
 
 
 def _groups(case: Case) -> Iterator[tuple[list[int], list[Message]]]:
-    source = case.source
+    """The groups of a case; of one that must be refused those of its repair as well, last."""
+    yield from _asked(case, case.source)
+    if refused.must(case):
+        yield from _asked(case, case.source | case.source["repair"])
+
+
+def _asked(case: Case, source: dict[str, Any]) -> Iterator[tuple[list[int], list[Message]]]:
     groups = source.get("groups", [{"params": [*range(len(case.params))]}])
     changes, orders = source.get("changes", {}), source.get("order", {})
     for group in groups:
@@ -191,6 +202,8 @@ def items(
     known = f"{program.name} {program.version}"
     if lacks := sorted(needs(recording.case) - program.takes):
         return (_unjudged(program, profile, SKIPPED, LACKS + ", ".join(lacks)),)
+    if refused.must(recording.case):
+        return (_unjudged(program, profile, *_refusal(program, recording.case, parts, ask)),)
     try:
         source = _run(program, recording.case, parts, ask)
         run = golden.parse_run(recording.case, program.name, {program.name: source})
@@ -199,6 +212,26 @@ def items(
     except CaseError as error:
         raise Failure(BROKEN, str(error)) from None
     return (Item(known, program.name, profile or "documented", run, together=True),)
+
+
+def _refusal(program: Spoken, case: Case, parts: list[Part], ask: Ask) -> tuple[str, str]:
+    """(status, why) of a case that must be refused, and of its repair, which must not be."""
+    kind, half = case.source["kind"], len(parts) // 2
+    try:
+        _run(program, case, parts[:half], ask)
+        return VIOLATION, f"accepts what must be refused: {kind}"
+    except Lacking as lacking:
+        if lacking.status != REJECTED:
+            return lacking.status, lacking.detail
+        if not lacking.detail.startswith(f"{kind}:"):
+            return VIOLATION, f"refuses with {lacking.detail}, which is no {kind}"
+    try:
+        _run(program, case, parts[half:], ask)
+    except Lacking as lacking:
+        wrong = lacking.status == REJECTED
+        why = f"refuses what is right: {lacking.detail}" if wrong else lacking.detail
+        return VIOLATION if wrong else lacking.status, why
+    return CONFORMS, ""
 
 
 def _unjudged(program: Spoken, profile: str | None, status: str, detail: str) -> Item:

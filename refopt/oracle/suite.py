@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import numpy as np
 
 from refopt.errors import CaseError
-from refopt.oracle import golden
+from refopt.oracle import golden, refused
 from refopt.oracle.compare import Comparison, decisive, explained
 from refopt.oracle.golden import Case, Recording, Run
 from refopt.oracle.layered import judging
@@ -31,7 +31,7 @@ from refopt.oracle.own import numpy_run
 from refopt.oracle.replay import Replay
 from refopt.oracle.search import Changes, equal
 from refopt.oracle.spec import RULES
-from refopt.oracle.verdict import Judge, Verdict
+from refopt.oracle.verdict import CONFORMS, VIOLATION, Judge, Verdict
 from refopt.typing import Profile
 
 T = TypeVar("T")
@@ -264,8 +264,9 @@ def _judged(case: Case, item: Item) -> Result:
     started = time.perf_counter()
     result = Result(case.id, group(case), item._replace(run=None), item.status)
     if not item.status:
+        judged = _compared if item.feature else _refused if refused.must(case) else _verdict
         try:
-            result = (_compared if item.feature else _verdict)(case, item, result)
+            result = judged(case, item, result)
         except Exception:  # whatever it was, it is no verdict, and the other cases go on
             item = result.item._replace(detail=traceback.format_exc())
             result = result._replace(item=item, status=BROKEN)
@@ -306,6 +307,13 @@ def _verdict(case: Case, item: Item, result: Result) -> Result:
         stale = f"does not exclude {', '.join(sorted(spared))} any more"
         result = result._replace(item=result.item._replace(stale=stale))
     return result
+
+
+def _refused(case: Case, item: Item, result: Result) -> Result:
+    """Whether the documented object refuses what it must, and nothing but that."""
+    if why := refused.wrong(case.source):
+        return result._replace(item=result.item._replace(detail=why), status=VIOLATION)
+    return result._replace(status=CONFORMS)
 
 
 def _explained(judge: Judge, item: Item) -> list[Changes]:

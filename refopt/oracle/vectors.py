@@ -1,9 +1,11 @@
 """Vectors (`refopt-vectors/1`): inputs with the true values of the documented rule, from balls.
 
 Every step is the true step from what was stored before it, and every stored value the true one
-rounded once, proven: both ends of its ball round alike. A vector states which clauses it decides
-and which alternatives it excludes (`kills`), computed here. `python -m refopt.oracle.vectors` is
-the only writer of `conformance/vectors`; with `--check` it compares instead.
+rounded once, proven: both ends of its ball round alike. A vector states which clauses it exercises,
+which alternatives it excludes (`kills`), and through which step it decides; all that is computed
+here. `python -m refopt.oracle.vectors` is the only writer of `conformance/vectors`; with `--check`
+it compares instead. It refuses a vector without clause, comment or power, one whose input is not
+what it was, and an id that is retired.
 """
 
 from __future__ import annotations
@@ -20,50 +22,59 @@ import numpy as np
 from refopt.errors import CaseError
 from refopt.interp.balls import PRECISION, MatrixSpace, Space, precision, rounded
 from refopt.interp.formats import FORMATS, to_bits
-from refopt.oracle import golden, inputs, spec
+from refopt.oracle import golden, inputs, power, refused, spec
 from refopt.oracle.golden import BY_LAYER, Case, Schedule
 from refopt.oracle.layered import Layered, judging
 from refopt.oracle.replay import Memory, Replay
+from refopt.oracle.verdict import OPEN
+from refopt.typing import Profile
+
+MUST, MAY = "must", "may"
+"""What an implementation owes a vector: its values; those, if it takes the case at all. Of the
+third class, `golden.MUST_REJECT`, it owes a refusal."""
 
 INPUTS: dict[str, dict[str, tuple[str, ...]]] = {
     "nadam": {
         "torch": (
             *("sharp-l2-psi-1", "sharp-l2-psi-0.3", "sharp-decoupled", "product-float32"),
-            *("two-variables", "three-variables", "constant-gradient", "alternating-signs"),
-            *("small-beta2", "tiny-gradients", "defaults", "l2-0.1", "decoupled-0.1", "psi-0"),
-            *("beta1-zero", "maximize", "maximize-l2", "maximize-decoupled", "none-alternating"),
-            *("none-pause", "groups-everything", "lr-changed", "betas-changed"),
+            *("tiny-gradients.f32", "defaults", "decoupled-0.1", "psi-0", "beta1-zero"),
+            *("maximize-l2", "maximize-decoupled", "none-alternating", "none-pause"),
+            *("none-first-step", "groups-everything", "lr-changed", "betas-changed"),
+            *("complex-l2-maximize.c64", "half-l2.bf16"),
         ),
     },
     "rmsprop": {
         "tf": (
-            *("sharp", "epsilon-0.001", "momentum", "momentum-lr-changed", "two-variables"),
-            *(
-                "alternating-signs",
-                "tiny-gradients",
-                "epsilon-zero",
-                "defaults",
-                "centered",
-                "centered-rho-0.99",
-            ),
-            *("centered-momentum-lr-changed", "centered-two-variables", "none-in-turn"),
-            *("clipnorm-drawn", "clipvalue-0.1", "global-drawn", "clipnorm-before-value"),
-            *("ema", "ema-none-overwrite", "ema-order-overwrite", "schedule-exponential"),
-            *("schedule-restarts-even", "schedule-polynomial-cycle", "schedule-momentum"),
-            *("sparse-repeated", "sparse-repeated-momentum", "sparse-centered-momentum"),
+            *("sharp", "momentum-lr-changed", "tiny-gradients", "epsilon-zero"),
+            *("defaults", "centered", "centered-momentum-lr-changed"),
+            *("none-in-turn", "clipnorm-drawn", "clipvalue-0.1", "global-drawn"),
+            *("clipnorm-tiny", "global-tiny"),
+            *("clipnorm-before-value", "ema", "ema-none-overwrite", "ema-order-overwrite"),
+            *("schedule-exponential.f64", "schedule-piecewise.f64"),
+            *("schedule-polynomial-cycle.f64", "schedule-inverse-time.f64"),
+            *("schedule-cosine.f64", "schedule-restarts-even.f64", "schedule-momentum.f64"),
+            *("sparse-repeated-momentum", "sparse-centered-momentum", "half-momentum.bf16"),
+            "subnormal-square-epsilon.f32",
         ),
         "torch": ("weight-decay-l2", "maximize", "none-at-odd-steps", "centered-constant-500"),
         "optax": ("bias-correction", "nesterov"),
     },
 }
-"""The recorded inputs that the vectors share: by optimizer and by whose they are. Those of an
-optimizer of layers are made (`refopt.oracle.inputs`)."""
+"""The recorded inputs that the vectors share: by optimizer and by whose they are, in float32 and
+float64, or in the dtype that is named. Those of an optimizer of layers are made
+(`refopt.oracle.inputs`)."""
+
+ALLOWED = {"sparse", "complex", "half"}
+"""What no implementation has to take (`power.features`)."""
 
 
 def make(optimizer: str = "nadam") -> dict[str, Any]:
     """The document of an optimizer's vectors. Raises CaseError for a vector without power."""
     profile = spec.RULES[optimizer].PROFILES["documented"]
     found = _recorded(optimizer) if optimizer in INPUTS else map(golden.parse, inputs.sources())
+    cases = [_vector(optimizer, case) for case in found]
+    cases += [_refusal(source, profile) for source in inputs.faulty(optimizer)]
+    _lint(cases)
     return {
         "format": "refopt-vectors/1",
         "optimizer": optimizer,
@@ -73,24 +84,68 @@ def make(optimizer: str = "nadam") -> dict[str, Any]:
             "command": "python -m refopt.oracle.vectors",
             "profile": profile.name,
         },
-        "cases": [_vector(optimizer, case) for case in found],
+        "cases": cases,
     }
 
 
 def _recorded(optimizer: str) -> list[Case]:
     """The recorded cases that the vectors share."""
-    chosen = {
-        f"{optimizer}.{family}.{name}.{dtype}"
-        for family, names in INPUTS[optimizer].items()
-        for name in names
-        for dtype in ("f32", "f64")
-    }
-    found = [r.case for r in golden.recordings(optimizer) if r.case.id in chosen]
-    missing = chosen - {case.id for case in found}
-    if names := {name.rpartition(".")[0] for name in missing} - {c.id[:-4] for c in found}:
-        msg = f"vectors: no recording has the input {min(names)!r}"
-        raise CaseError(msg)
-    return found
+    chosen: set[str] = set()
+    by_id = {r.case.id: r.case for r in golden.recordings(optimizer)}
+    for family, names in INPUTS[optimizer].items():
+        for name in names:
+            id_ = f"{optimizer}.{family}.{name}"
+            wanted = {id_, f"{id_}.f32", f"{id_}.f64"} & by_id.keys()
+            if not wanted:
+                msg = f"vectors: no recording has the input {id_!r}"
+                raise CaseError(msg)
+            chosen |= wanted
+    return [case for id_, case in by_id.items() if id_ in chosen]
+
+
+def _lint(cases: list[dict[str, Any]]) -> None:
+    """Refuse what no vector may be, and an id that is retired."""
+    gone = retired()
+    for case in cases:
+        for key, why in (("comment", "a reason"), ("clauses", "a clause"), ("kills", "power")):
+            if not case[key]:
+                msg = f"{case['id']}: a vector must have {why} ({key}), got {case[key]!r}"
+                raise CaseError(msg)
+        if case["id"] in gone:
+            msg = f"{case['id']}: a vector must not have a retired id: {gone[case['id']]}"
+            raise CaseError(msg)
+
+
+def retired() -> dict[str, str]:
+    """The ids that no vector may have any more, and why."""
+    place = golden.root() / "vectors" / "retired.json"
+    document = json.loads(place.read_text(encoding="utf-8"))
+    return {entry["id"]: entry["reason"] for entry in document["retired"]}
+
+
+def _kept(fresh: dict[str, Any], target: Path) -> None:
+    """Refuse to change what a stored vector asks, or to drop one that is not retired."""
+    if not target.exists():
+        return
+    new = {case["id"]: case for case in fresh["cases"]}
+    gone = retired()
+    for case in json.loads(target.read_text(encoding="utf-8"))["cases"]:
+        if case["id"] in gone:
+            continue
+        if case["id"] not in new:
+            msg = f"{case['id']}: a vector that goes must be listed in retired.json"
+            raise CaseError(msg)
+        changed = [key for key in ASKED if case.get(key) != new[case["id"]].get(key)]
+        if changed:
+            msg = f"{case['id']}: a vector must keep its {changed[0]}; give the new one a new id"
+            raise CaseError(msg)
+
+
+ASKED = (
+    *("hyper", "options", "groups", "changes", "params", "steps", "grads", "order", "layers"),
+    *("statistics", "kind", "repair"),
+)
+"""What a vector asks for, which never changes."""
 
 
 def _vector(optimizer: str, case: Case) -> dict[str, Any]:
@@ -101,34 +156,47 @@ def _vector(optimizer: str, case: Case) -> dict[str, Any]:
     family = case.id.split(".")[1]
     source["id"] = case.id.replace(f".{family}.", ".vector.", 1)
     source["comment"] = case.comment
-    source["tags"] = [tag for tag in case.tags if tag != "flush"]
-    steps = (_truth_of_layers if case.layers else _truth)(rule, case, profile)
+    steps, params = (_truth_of_layers if case.layers else _truth)(rule, case, profile)
     shown = next(iter(steps.values()))
     counters = {q: "float64" for q in (*rule.Clock._fields, "lr") if q in shown}
     source["runs"] = {profile.name: {"dtypes": counters, "steps": steps}}
     parsed = golden.parse(source)
     run = golden.parse_run(parsed, profile.name, source["runs"])
+    allowed = ALLOWED & power.features(parsed, run) or "flush" in case.tags
+    source["class"] = MAY if allowed else MUST
     verdict = judging(rule)(rule, parsed, run, profile).verdict()
-    if not verdict.excluded:
-        msg = f"{source['id']}: a vector must exclude some alternative: {verdict}"
-        raise CaseError(msg)
-    axes = spec.load(optimizer)["axes"]
     source["kills"] = [
         f"{axis}={name}" for axis, names in verdict.excluded.items() for name in names
     ]
-    source["clauses"] = sorted({axes[axis]["clause"] for axis in verdict.excluded})
+    source["clauses"] = power.exercised(parsed, run, profile, [*verdict.excluded])
+    through = power.decisive_through(parsed, params, profile, source["kills"])
+    source |= {"decisive_through": through, "modes": power.modes(through)}
     return source
 
 
-def _truth(rule: Any, case: Case, profile: Any) -> dict[str, Any]:
-    """The recorded steps, each the true step from what was stored before it, rounded once."""
-    wanted, steps = case.source["record"], {}
+def _refusal(source: dict[str, Any], profile: Profile) -> dict[str, Any]:
+    if why := refused.wrong(source):
+        msg = f"{source['id']}: the documented object must refuse this alone; it {why}"
+        raise CaseError(msg)
+    return source | {
+        "class": golden.MUST_REJECT,
+        "clauses": refused.clauses(source),
+        "kills": refused.kills(source, profile),
+        "decisive_through": source["steps"],
+        "modes": [OPEN],
+    }
+
+
+def _truth(rule: Any, case: Case, profile: Any) -> tuple[dict[str, Any], power.Shown]:
+    """(recorded steps, parameters of all): the true step from what was stored, rounded once."""
+    wanted, steps, params = case.source["record"], {}, {}
     double = FORMATS["float64"]
     with precision():
         replay = Replay(rule, case, profile, space=Space())
         memory = replay.start()
         for t in range(1, case.steps + 1):
             memory = _stored(replay.step(t, memory), case)
+            params[t] = [[float(x) for x in array] for array in memory.params]
             if t in wanted:
                 shown = memory.states[0]._fields
                 columns = {q: [getattr(state, q) for state in memory.states] for q in shown}
@@ -149,7 +217,7 @@ def _truth(rule: Any, case: Case, profile: Any) -> dict[str, Any]:
                     steps[str(t)][q] = [
                         _bits([rounded(replay.num(x), double)], "float64") for x in column
                     ]
-    return steps
+    return steps, params
 
 
 class Stored(Layered):
@@ -172,13 +240,15 @@ def _once(balls: Any, dtype: str) -> Any:
     return result
 
 
-def _truth_of_layers(rule: Any, case: Case, profile: Any) -> dict[str, Any]:
+def _truth_of_layers(rule: Any, case: Case, profile: Any) -> tuple[dict[str, Any], power.Shown]:
     """As `_truth`; a factor is one entry of a list over the layers that have any."""
     steps: dict[str, Any] = {}
+    params: power.Shown = {}
     with precision():
         stored = Stored(rule, case, profile, space=MatrixSpace())
-        for t, computed, _ in stored.steps():
+        for t, computed, memory in stored.steps():
             shown = steps[str(t)] = {}
+            params[t] = [[float(x) for x in array.ravel()] for array in memory.params]
             for (_, q, i), x in computed.items():
                 if q == "t":
                     shown.setdefault(q, []).append(_bits([x], "float64"))
@@ -188,7 +258,7 @@ def _truth_of_layers(rule: Any, case: Case, profile: Any) -> dict[str, Any]:
                 bits = _bits(balls.ravel(), dtype)
                 array = {"dtype": dtype, "shape": [*balls.shape], "bits": bits}
                 shown.setdefault(q, []).append(array if q in BY_LAYER else bits)
-    return steps
+    return steps, params
 
 
 def _stored(memory: Memory, case: Case) -> Memory:
@@ -232,7 +302,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="compare with the stored vectors")
     check = parser.parse_args(arguments).check
     for optimizer in spec.RULES:
-        fresh, target = text(make(optimizer)), path(optimizer)
+        document, target = make(optimizer), path(optimizer)
+        _kept(document, target)
+        fresh = text(document)
         if check:
             if not target.exists() or target.read_text(encoding="utf-8") != fresh:
                 print(f"{optimizer}: the vectors differ from {target.name}", file=sys.stderr)

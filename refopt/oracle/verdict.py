@@ -278,21 +278,21 @@ class Judge:
         from a state that lies inside an envelope lies inside what follows from that.
         """
         replay, steps = self._replay(), self.run.steps
-        for t, before in self._before({}):
+        for t, before in self._before({}, self._kept):
             self._starts[t], self._ticked[t] = self._start(replay, t, before), {}
             memory = replay.step(t, self._starts[t], self._ticked[t])
             yield from _compare(replay, self.run, t, memory, FORCED)
-        gap = max((t for t in steps if not self._known(t)), default=0)
+        gap = max((t for t in steps if not self._known(t, self._kept)), default=0)
         for t, memory in replay.open_loop() if gap else ():
             if t in steps:
                 yield from _compare(replay, self.run, t, memory, OPEN)
             if t == gap:
                 break
 
-    def _before(self, changed: dict[str, Any]) -> Iterator[tuple[int, Memory]]:
-        """(step, counters before it) for every step that everything before is known of."""
+    def _before(self, changed: dict[str, Any], kept: set[str]) -> Iterator[tuple[int, Memory]]:
+        """(step, counters before it) for every step that everything `kept` before is known of."""
         replay = self._replay(changed, clocks=True)
-        known = [t for t in self.run.steps if self._known(t)]
+        known = [t for t in self.run.steps if self._known(t, kept)]
         if replay.remembers(self.run):
             start = replay.start()
             after = replay.step(1, start) if known != [1] else start
@@ -306,14 +306,14 @@ class Judge:
                 return
             before = memory
 
-    def _known(self, t: int) -> bool:
+    def _known(self, t: int, kept: set[str]) -> bool:
         """Whether everything before step `t` is known: null stands for no state only at first."""
         before = self.run.steps.get(t - 1, {})
         return t == 1 or (
-            self._kept <= before.keys()
+            kept <= before.keys()
             and all(
                 before[q][i] is not None or not self._stepped(i, t)
-                for q in self._kept
+                for q in kept
                 for i in range(len(self.case.params))
             )
         )
@@ -343,7 +343,7 @@ class Judge:
                 memory = replay.step(t, start, self._ticked[t])
                 yield from _compare(replay, run, t, memory, FORCED)
         else:
-            for t, before in self._before(changed):
+            for t, before in self._before(changed, kept):
                 memory = replay.step(t, self._start(replay, t, before))
                 yield from _compare(replay, run, t, memory, FORCED)
 
