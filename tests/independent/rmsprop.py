@@ -15,7 +15,7 @@ from mpmath import ceil, cospi, floor, fsum, mp, mpf, sqrt
 
 def run(
     params: Sequence[Sequence[float]],
-    grads: Sequence[Sequence[Sequence[float] | None]],
+    grads: Sequence[Sequence[Sequence[float] | Mapping[str, Any] | None]],
     *,
     lr: float | Callable[[int], Any],
     rho: float = 0.9,
@@ -29,6 +29,7 @@ def run(
     use_ema: bool = False,
     ema_momentum: float = 0.99,
     ema_overwrite_frequency: int | None = None,
+    stored: Callable[[mpf], mpf] = mpf,
     digits: int = 100,
 ) -> list[list[dict[str, Any]]]:
     """Run RMSprop from v = a = buffer = 0 and report every quantity of every step.
@@ -39,7 +40,8 @@ def run(
         params: theta, one list of elements per parameter.
         grads: per step and per parameter, the gradient's elements, or None: that parameter stays
             as it was, but t counts the step and the average still follows. A step without any
-            gradient is no step at all.
+            gradient is no step at all. A sparse gradient is {"values": its elements, "places":
+            that of each among the parameter's}; those of one place add up, after clipping.
         lr: the learning rate, or a function of the number of steps taken before this one.
         rho: discounting factor of v, and of a.
         momentum: decay of the buffer, which holds gradients over roots; lr stays outside it.
@@ -53,6 +55,7 @@ def run(
         use_ema: average theta, from its initial value on, after every step.
         ema_momentum: discounting factor of that average.
         ema_overwrite_frequency: whenever it divides t, the averages become the parameters.
+        stored: what becomes of a number that is kept for the next step: in 16 bits it is rounded.
         digits: decimal digits of the arithmetic, at least 17 so that float64 values are exact.
 
     Returns:
@@ -121,6 +124,12 @@ def run(
             overwrites = ema_overwrite_frequency is not None and t % ema_overwrite_frequency == 0
             return state | {"average": average} | ({"param": average} if overwrites else {})
 
+        def whole(clipped: list[mpf], given: Any, size: int) -> list[mpf]:
+            if not isinstance(given, Mapping):
+                return clipped
+            pairs = [*zip(clipped, given["places"], strict=True)]
+            return [fsum(x for x, place in pairs if place == i) for i in range(size)]
+
         states = [
             {"param": theta, "average": theta} | dict.fromkeys(("v", "a", "buffer"), zeros)
             for theta, zeros in (([*map(mpf, p)], [mpf(0)] * len(p)) for p in params)
@@ -128,14 +137,19 @@ def run(
         t, rate, steps = 0, None, []
         for gradients in grads:
             pairs = [*zip(states, gradients, strict=True)]
-            present = [[*map(mpf, g)] for g in gradients if g is not None]
+            elements = [g["values"] if isinstance(g, Mapping) else g for g in gradients]
+            present = [[*map(mpf, g)] for g in elements if g is not None]
             if present:
                 rate = mpf(lr(t) if callable(lr) else lr)
                 clipped = iter(clip(present))
-                states = [s if g is None else step(s, next(clipped), rate) for s, g in pairs]
+                states = [
+                    s if g is None else step(s, whole(next(clipped), g, len(s["param"])), rate)
+                    for s, g in pairs
+                ]
                 t += 1
                 if use_ema:
                     states = [averaged(s, t) for s in states]
+                states = [{name: [*map(stored, x)] for name, x in s.items()} for s in states]
             steps.append([{"t": t, "lr": rate} | {n: s[n] for n in reported} for s in states])
         return steps
 
