@@ -75,7 +75,7 @@ def matrix(
             raise typer.BadParameter(msg) from None
         for source in found:
             if source.reason:
-                typer.echo(f"not run, judged as recorded: {source.reason}", err=True)
+                typer.echo(f"not run: {source.reason}", err=True)
         drawn, tally, results = m.Matrix(), report.Tally(), []
         processes = jobs or min(processors(), 4)
         total = sum(len(source.recordings) for source in found)
@@ -90,7 +90,7 @@ def matrix(
                 results.append(result)
         wanted = m.drawings(drawn)
         curves = {
-            (drawing.case.id, drawing.item.name): curve
+            (drawing.case.id, drawing.row): curve
             for drawing, curve in zip(
                 wanted,
                 progress(suite.over(m.draw, wanted, processes), len(wanted), "drawing"),

@@ -41,7 +41,12 @@ class Source(NamedTuple):
     name: str  # "torch:NAdam"; "" where nothing runs them
     recordings: tuple[Recording, ...]
     python: str = ""  # the interpreter that has it; "": judged as recorded
-    reason: str = ""  # why it is not run
+    reason: str = ""  # why it, or another with the same recordings, is not run
+    beside: bool = False  # another runs the same cases, and has its name
+
+    def row(self, name: str) -> str:
+        """What a run of this source is called in the matrix."""
+        return f"{name}, {self.name.partition(':')[0]}" if self.beside else name
 
 
 # -- what is run ----------------------------------------------------------------------------------
@@ -56,20 +61,25 @@ def sources(pattern: str, pythons: Iterable[str], *, run: bool) -> Iterator[Sour
     pythons: interpreters to look in, before the one that runs refopt and the pinned environments.
     run: whether releases that are installed are run; else their recordings are judged.
     """
-    who = {row.recordings: name for name, row in live.IMPLEMENTATIONS.items()}
     for optimizer in spec.RULES:
         for path in sorted((golden.root() / "golden" / optimizer).glob("*.json")):
             found = tuple(suite.selected(golden.load(path), pattern))
-            name = who.get(f"{optimizer}/{path.stem}", "")
-            reason = "nothing runs it live" if run and not name else ""
-            if found and run and name:
-                yield _installed(Source(name, found), [*pythons, *live.interpreters(name)])
-            elif found:
-                yield Source(name, found, reason=reason)
-        found = tuple(
-            suite.selected(golden.recordings(optimizer, golden.root() / "vectors"), pattern)
-        )
-        if found:
+            place = f"{optimizer}/{path.stem}"
+            names = [name for name, row in live.IMPLEMENTATIONS.items() if row.recordings == place]
+            several = [
+                _installed(Source(name, found), [*pythons, *live.interpreters(name)])
+                for name in (names if found and run else ())
+            ]
+            running = [source for source in several if source.python]
+            reasons = [source.reason for source in several if not source.python]
+            yield from (x._replace(beside=n > 0) for n, x in enumerate(running))
+            if found and not running:
+                why = "; ".join(reasons) or (f"{path.stem}: nothing runs it live" if run else "")
+                yield Source("", found, reason=why)
+            elif reasons:
+                yield Source("", (), reason="; ".join(reasons))
+        vectors = golden.recordings(optimizer, golden.root() / "vectors")
+        if found := tuple(suite.selected(vectors, pattern)):
             yield Source(OWN, found)
 
 
@@ -186,13 +196,12 @@ class Matrix:
 
     def __init__(self) -> None:
         self.rows: dict[str, dict[str, Row]] = {name: {} for name in spec.RULES}
-        self.skipped: list[Source] = []
 
     def add(self, source: Source, task: Task, results: Iterable[Result]) -> None:
         """Take the results of one case into account."""
         for item, result in zip(task.items, results, strict=True):
             rows = self.rows[suite.optimizer(result.case)]
-            row = rows.setdefault(item.name, Row(source, item.implementation))
+            row = rows.setdefault(source.row(item.name), Row(source, item.implementation))
             if result.status in (AGREES, DIFFERS):
                 row.compared.append(result)
                 continue
@@ -217,11 +226,11 @@ class Matrix:
             if not (excluded := verdict.excluded.get(axis, ())):
                 continue
             for names, choices in ((cell.does, does), (cell.should, should)):
-                if (name := _name(rule, axis, choices)) not in names:
-                    names.append(name)
-            same = _name(rule, axis, does) in equal(rule, axis, should)
+                names += [x for x in _name(rule, axis, choices) if x not in names]
+            own, documented = getattr(does, axis), getattr(should, axis)
+            same = own is documented or bool(equal(rule, axis, does) & equal(rule, axis, should))
             cell.same &= same
-            cell.other |= not same and _name(rule, axis, should) in excluded
+            cell.other |= not same and bool({*_name(rule, axis, should)} & {*excluded})
             for name in excluded:
                 cell.excluded[name] = max(cell.excluded.get(name, evidence), evidence, key=_clear)
 
@@ -236,10 +245,10 @@ def _choices(case: Case, profile: str, evidence: Evidence) -> Any:
 _NO_RUN = golden.Run("", {}, {}, None)
 
 
-def _name(rule: Any, axis: str, choices: Any) -> str:
-    """The alternative that is chosen on an axis."""
+def _name(rule: Any, axis: str, choices: Any) -> list[str]:
+    """The alternative that is chosen on an axis; none where an option made another of it."""
     named: dict[str, Any] = rule.AXES[axis]
-    return next(name for name, x in named.items() if x is getattr(choices, axis))
+    return [name for name, x in named.items() if x is getattr(choices, axis)][:1]
 
 
 def _clear(evidence: Evidence) -> tuple[bool, int, int, str]:
@@ -255,6 +264,7 @@ def _clear(evidence: Evidence) -> tuple[bool, int, int, str]:
 class Drawing(NamedTuple):
     """What to draw of a run: for each axis the alternatives beside it."""
 
+    row: str
     case: Case
     item: Item
     axes: dict[str, list[str]]
@@ -264,13 +274,13 @@ def drawings(matrix: Matrix) -> list[Drawing]:
     """What the witnesses of all cells show, each run once."""
     found: dict[tuple[str, str], Drawing] = {}
     for rows in matrix.rows.values():
-        for row in rows.values():
+        for name, row in rows.items():
             for axis, cells in row.cells.items():
                 for cell in cells.values():
                     evidence, names = cell.witness
                     if evidence is not None:
-                        key = evidence.case.id, evidence.item.name
-                        drawing = found.setdefault(key, Drawing(*evidence[:2], {}))
+                        key = evidence.case.id, name
+                        drawing = found.setdefault(key, Drawing(name, *evidence[:2], {}))
                         drawing.axes[axis] = names[:SHOWN]
     return list(found.values())
 
@@ -293,7 +303,7 @@ Points = dict[Place, list[Point]]
 
 def draw(drawing: Drawing) -> dict[str, Any]:
     """Curves by axis: what was observed, its envelope, and those of the alternatives."""
-    case, item, axes = drawing
+    _, case, item, axes = drawing
     rule, profile = suite.rule(case), suite.profiles(case)[item.profile]
     judge = judging(rule)(rule, case, item.run or numpy_run(case, profile), profile)
     with precision():
