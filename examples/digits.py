@@ -92,9 +92,9 @@ def train(name, epochs, saved):
 def plotted(curve, title, path):
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 3.5), layout="tight")
+    figure = Figure(figsize=(9, 4), layout="tight")
     figure.suptitle(title)
-    labels = "mean cross-entropy, training images", "accuracy, test images"
+    labels = "loss on training images", "accuracy on test images"
     for axes, label, values in zip(
         figure.subplots(1, 2), labels, zip(*curve, strict=True), strict=True
     ):

@@ -1,8 +1,8 @@
 """Pages whose code is run, block after block, and whose printed output is what it prints.
 
 A block of `python` runs in the namespace of its page, one of `sh` line by line, both in a folder of
-their own. A block of `text` is what the block before it prints; a line "…" stands for any lines. A
-block after a sentence that ends in "`name`:" is a file of that name.
+their own. A block of `text` is what the block before it prints: a line "…" stands for any lines,
+and "…" within one for any text. A block after a line that ends in "`name`:" is a file of that name.
 
     python tests/pages.py docs/tutorials/*.md
 
@@ -14,12 +14,15 @@ import io
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+import cupy_standin
+import pytest
 from typer.testing import CliRunner
 
 from refopt import cli
@@ -56,6 +59,8 @@ def command(line):
         code, output = result.exit_code, result.output
     else:
         program = sys.executable if program == "python" else program
+        if shutil.which(program) is None:
+            pytest.skip(f"needs the program {program}")
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "Agg"}
         ran = subprocess.run(
             [program, *arguments], capture_output=True, text=True, env=environment, check=False
@@ -66,7 +71,12 @@ def command(line):
 
 
 def outputs(text):
-    """(a block of output, what the block before it printed), as the page runs in this folder."""
+    """(a block of output, what the block before it printed), as the page runs in this folder.
+
+    It finds the examples there, and a stand-in for CuPy where there is no GPU.
+    """
+    cupy_standin.install()
+    Path("examples").symlink_to(ROOT / "examples")
     namespace, printed, found = {"__name__": "page"}, "", []
     for block in blocks(text):
         if block.language == "text":
@@ -87,8 +97,14 @@ def trimmed(output):
 
 
 def matches(printed, output):
-    """Whether `output` is what is printed, where "…" stands for any lines."""
-    pattern = r"(?:.*\n)*?".join(map(re.escape, printed.split(f"{ANYTHING}\n")))
+    """Whether `output` is what is printed, but for what "…" stands for."""
+    lines = [
+        r"(?:.*\n)*?"
+        if line == ANYTHING
+        else rf"{'.*'.join(map(re.escape, line.split(ANYTHING)))}\n"
+        for line in printed.splitlines()
+    ]
+    pattern = "".join(lines)
     return re.fullmatch(pattern, trimmed(output)) is not None
 
 
@@ -103,6 +119,7 @@ def renewed(text):
 
 def numbers(text):
     """Each number in a text, without the digits of names, clauses, versions and exponents."""
+    text = re.sub(r"\b[A-Z]\w+ \d[\d.]*", "", text)  # a release, as Keras 3
     return re.findall(r"(?<![\w.\-^/])\d+(?:\.\d+)?(?:e-?\d+)?(?![\w/])", text)
 
 
