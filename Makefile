@@ -63,5 +63,5 @@ $(VENV)/.docs: pyproject.toml | $(VENV)/bin/pip
 	@touch $(VENV)/.base $@
 
 $(FRAMEWORKS)/.frameworks: pyproject.toml | $(FRAMEWORKS)/bin/pip
-	@$(FRAMEWORKS)/bin/$(PIP) -e '.[dev,docs,teach,torch,jax]' torch==2.13.0
+	@$(FRAMEWORKS)/bin/$(PIP) -e '.[dev,docs,nvrtc,teach,torch,jax]' torch==2.13.0
 	@touch $@

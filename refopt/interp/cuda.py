@@ -1,0 +1,156 @@
+"""A program as one CUDA kernel, for all parameters of a step at once.
+
+The text is compiled without contraction, approximate division or root, and with subnormal
+numbers, so that each element gets the bits that it has on NumPy. It needs no header, and g++
+compiles it as well: the tests run it there.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from refopt.interp.fused import SIGNS, Program, names
+
+OPTIONS = ("--std=c++14", "--fmad=false", "--prec-div=true", "--prec-sqrt=true", "--ftz=false")
+"""Of the compiler (NVRTC)."""
+THREADS = 256
+"""Of a block, which works on one piece."""
+
+C_TYPES = {
+    "float64": "double",
+    "float32": "float",
+    "float16": "unsigned short",
+    "bfloat16": "unsigned short",
+}
+
+_SOURCE = r"""// Made by refopt.interp.cuda.
+typedef {number} T;  // of a number
+typedef {stored} S;  // of an element in memory
+const int ARRAYS = {arrays}, SCALARS = {scalars}, LANES = 16 / sizeof(S);
+struct alignas(16) Lanes {{ S at[LANES]; }};
+
+union Float {{ float number; unsigned bits; }};
+#ifdef __CUDACC__
+static __device__ inline float from_float16(unsigned short x) {{
+    float y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x)); return y;
+}}
+static __device__ inline unsigned short to_float16(float x) {{
+    unsigned short y; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x)); return y;
+}}
+#else
+union Half {{ _Float16 number; unsigned short bits; }};
+static inline float from_float16(unsigned short x) {{ Half y; y.bits = x; return y.number; }}
+static inline unsigned short to_float16(float x) {{ Half y; y.number = x; return y.bits; }}
+#endif
+static __device__ inline float from_bfloat16(unsigned short x) {{
+    Float y; y.bits = (unsigned) x << 16; return y.number;
+}}
+static __device__ inline unsigned short to_bfloat16(float x) {{  // ties to even
+    Float y; y.number = x;
+    return x == x ? (y.bits + 0x7fff + (y.bits >> 16 & 1)) >> 16 : 0x7fc0;
+}}
+static __device__ inline float float16(float x) {{ return from_float16(to_float16(x)); }}
+static __device__ inline float bfloat16(float x) {{ return from_bfloat16(to_bfloat16(x)); }}
+static __device__ inline T float32(T x) {{ return (float) x; }}
+static __device__ inline T maximum(T x, T y) {{ return x >= y || x != x ? x : y; }}  // NaN wins
+static __device__ inline T minimum(T x, T y) {{ return x <= y || x != x ? x : y; }}
+
+static __device__ inline void element(const T* c, {parameters}) {{
+{body}
+}}
+
+// A row of the table is a piece: the addresses of the arrays, its number of elements, and the row
+// of its scalars in `numbers`. A block works on one piece.
+extern "C" __global__ void step(const long long* table, const T* numbers) {{
+    const long long* row = table + blockIdx.x * (ARRAYS + 2LL);
+    const T* scalars = numbers + row[ARRAYS + 1] * SCALARS;
+    T c[SCALARS + 1];
+    for (int k = 0; k < SCALARS; k++) c[k] = scalars[k];
+{pointers}
+    const long long n = row[ARRAYS];
+    long long any = 0;
+    for (int k = 0; k < ARRAYS; k++) any |= row[k];
+    const long long whole = any & 15 ? 0 : n / LANES;  // 16 bytes at a time, where all are aligned
+    for (long long i = threadIdx.x; i < whole; i += blockDim.x) {{
+{load}
+        for (int j = 0; j < LANES; j++) {{
+{lanes}
+        }}
+{store}
+    }}
+    for (long long i = whole * LANES + threadIdx.x; i < n; i += blockDim.x) {{
+{single}
+    }}
+}}
+"""
+
+
+def source(program: Program, stored: str) -> str:
+    """The kernel `step(table, numbers)` of a program, as CUDA C.
+
+    Arguments
+    ---------
+    program: of `fused.program`.
+    stored: the dtype of the arrays: "float16", "bfloat16", or that of the program.
+    """
+    arrays, read = names(program), program.arrays
+    written = dict(program.outputs)
+    half = stored != program.dtype
+    root = "sqrt" if program.dtype == "float64" else "sqrtf"
+
+    def line(op: str, inputs: tuple[str, ...], output: str) -> str:
+        if op in SIGNS:
+            value = f" {SIGNS[op]} ".join(inputs)
+        elif op == "neg":
+            value = f"-{inputs[0]}"
+        else:
+            value = f"{root if op == 'sqrt' else op}({', '.join(inputs)})"
+        return f"    const T {output} = {value};"
+
+    def scalar(name: str) -> str:
+        return f"c[{name[1:]}]" if name[0] == "c" and name[1:].isdigit() else name
+
+    def entered(name: str, place: str) -> str:
+        value = f"from_{stored}({place})" if half else place
+        return f"T {name} = {value if name in read else '0'};"
+
+    def left(name: str, place: str) -> str:
+        return f"{place} = {f'to_{stored}({name})' if half else name};"
+
+    body = [
+        line(op, tuple(map(scalar, inputs)), output) for op, inputs, output in program.instructions
+    ]
+    body += [f"    {array}_ = {scalar(value)};" for array, value in program.outputs]
+    call = ", ".join(
+        ["c", *read, *(f"{array}_" for array in written)]  # what is written has a name of its own
+    )
+
+    def element(place: str, indent: str) -> str:
+        lines = [entered(name, place.format(name)) for name in read]
+        lines += [f"T {name}_;" for name in written]
+        lines.append(f"element({call});")
+        lines += [left(f"{name}_", place.format(name)) for name in written]
+        return "\n".join(indent + text for text in lines)
+
+    return _SOURCE.format(
+        number=C_TYPES[program.dtype],
+        stored=C_TYPES[stored],
+        arrays=len(arrays),
+        scalars=len(program.scalars),
+        parameters=", ".join([*(f"const T {x}" for x in read), *(f"T& {x}_" for x in written)]),
+        body="\n".join(body),
+        pointers="\n".join(f"    S* {x}_at = (S*) row[{k}];" for k, x in enumerate(arrays)),
+        load="\n".join(f"        Lanes {x}_lanes = ((Lanes*) {x}_at)[i];" for x in arrays),
+        lanes=element("{}_lanes.at[j]", " " * 12),
+        store="\n".join(f"        ((Lanes*) {x}_at)[i] = {x}_lanes;" for x in written),
+        single=element("{}_at[i]", " " * 8),
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def kernel(program: Program, stored: str) -> Any:
+    """The compiled kernel of a program, for the current device; `cupy.RawKernel`."""
+    import cupy
+
+    return cupy.RawModule(code=source(program, stored), options=OPTIONS).get_function("step")

@@ -1,0 +1,144 @@
+"""CUDA text without a GPU: g++ runs it, NVRTC compiles it, and the bits are those of NumPy."""
+
+import ctypes
+import re
+import shutil
+import subprocess
+from functools import cache
+
+import numpy as np
+import pytest
+from backends import numpy_dtype, same_bits
+from nvrtc import ptx
+
+from refopt.interp import cuda, fused
+from refopt.rules import nadam, rmsprop
+
+RULES = {"nadam": nadam, "rmsprop": rmsprop}
+CXX = shutil.which("g++")
+DTYPES = ("float64", "float32", "float16", "bfloat16")
+# What g++ needs to read CUDA C: one thread at a time.
+SHIM = """
+#include <cmath>
+#define __global__
+#define __device__
+static struct { unsigned x; } blockIdx, threadIdx, blockDim;
+"""
+LAUNCH = """
+extern "C" void launch_%(k)d(unsigned blocks, unsigned threads, const long long* table,
+                             const void* numbers) {
+    blockDim.x = threads;
+    for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++)
+        for (threadIdx.x = 0; threadIdx.x < threads; threadIdx.x++)
+            kernel_%(k)d::step(table, (const kernel_%(k)d::T*) numbers);
+}
+"""
+
+
+def asked(rule, profile):
+    """Choices that use all that a profile has."""
+    wanted = {"weight_decay": 0.1, "momentum": 0.9, "momentum_decay": 0.004}
+    hyper = profile.hyper._replace(**{k: v for k, v in wanted.items() if k in rule.Hyper._fields})
+    options = {"centered": True} if rule is rmsprop else {}
+    for some in (options, {}):
+        try:
+            return rule.configured(profile.choices, hyper, some), hyper
+        except (KeyError, TypeError, ValueError):
+            continue
+    raise AssertionError(profile.name)
+
+
+@cache
+def programs():
+    """(program, dtype in memory) of every profile and dtype, each once."""
+    found = {}
+    for optimizer, rule in RULES.items():
+        for profile in rule.PROFILES.values():
+            choices, hyper = asked(rule, profile)
+            for dtype in DTYPES:
+                kept = [f for f in rule.State._fields if f != "average"]
+                program = fused.program(rule, profile._replace(choices=choices), hyper, dtype, kept)
+                found[program, dtype] = f"{optimizer}-{profile.name}-{dtype}"
+    return {name: key for key, name in found.items()}
+
+
+def values(rng, n, dtype):
+    """Numbers over many decades, and those that are special."""
+    x = rng.standard_normal(n) * 10.0 ** rng.integers(-9, 4, n)
+    x[rng.random(n) < 0.2] = rng.choice([0.0, -0.0, 1e-40, 6e-8, np.inf, -np.inf, np.nan, 6e4])
+    with np.errstate(all="ignore"):
+        return x.astype(numpy_dtype(dtype))
+
+
+def lines(program, dtype, seed, n, offset):
+    """The arrays of a program, not aligned to 16 bytes where there is an offset."""
+    rng = np.random.default_rng(seed)
+    made = {name: values(rng, n + offset, dtype)[offset:] for name in fused.names(program)}
+    for name in {"v"} & {*made}:
+        made[name] = np.abs(made[name])
+    return made
+
+
+@pytest.fixture(scope="module")
+def launchers(tmp_path_factory):
+    """Every kernel, compiled by g++ into one library."""
+    if CXX is None:
+        pytest.skip("needs g++")
+    folder = tmp_path_factory.mktemp("cuda")
+    text = SHIM
+    for k, (program, dtype) in enumerate(programs().values()):
+        own = cuda.source(program, dtype).replace('extern "C" __global__', "__global__")
+        text += f"namespace kernel_{k} {{\n{own}}}\n" + LAUNCH % {"k": k}
+    (folder / "all.cpp").write_text(text)
+    command = [CXX, "-std=c++14", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-w"]
+    subprocess.run([*command, "-o", "all.so", "all.cpp"], cwd=folder, check=True)
+    library = ctypes.CDLL(str(folder / "all.so"))
+    return {name: getattr(library, f"launch_{k}") for k, name in enumerate(programs())}
+
+
+@pytest.mark.parametrize("name", programs())
+def test_the_kernel_gives_the_bits_of_numpy_for_many_arrays_at_once(launchers, name):
+    program, dtype = programs()[name]
+    sizes = [(0, 0), (1, 0), (7, 1), (64, 0), (1000, 3), (3001, 0)]
+    numbers = np.random.default_rng(1).uniform(0.01, 0.99, (2, len(program.scalars)))
+    numbers = numbers.astype(program.dtype)
+    ours = [lines(program, dtype, i, n, offset) for i, (n, offset) in enumerate(sizes)]
+    theirs = [{name: x.copy() for name, x in arrays.items()} for arrays in ours]
+
+    grads = [arrays.pop("grad") for arrays in theirs]
+    plain = fused.Pass([(program, arrays) for arrays in theirs])
+    assert plain.takes(grads)
+    plain.ready()
+    plain.run(grads, [numbers[i % 2] for i in range(len(sizes))])
+
+    table = [
+        [*(x.__array_interface__["data"][0] for x in arrays.values()), arrays["grad"].size, i % 2]
+        for i, arrays in enumerate(ours)
+    ]
+    table = np.array(table, np.int64)
+    address = ctypes.c_void_p(table.ctypes.data), ctypes.c_void_p(numbers.ctypes.data)
+    launchers[name](len(table), 32, *address)
+    for mine, other in zip(ours, theirs, strict=True):
+        for array, x in other.items():
+            assert same_bits(mine[array], x), array
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", programs())
+def test_the_compiler_contracts_nothing_and_divides_and_takes_roots_exactly(name):
+    program, dtype = programs()[name]
+    text = ptx(cuda.source(program, dtype), [*cuda.OPTIONS, "--gpu-architecture=compute_90"])
+    found = set(re.findall(r"\b(?:fma|mad|div|rcp|sqrt|rsqrt|ex2|lg2)\.[\w.]*f(?:32|64)", text))
+    number = "f64" if program.dtype == "float64" else "f32"
+    used = {op for op, _, _ in program.instructions}
+    assert found == {f"{op}.rn.{number}" for op in used & {"div", "sqrt"}}
+    assert ".ftz" not in text  # subnormal numbers are kept
+    assert re.search(r"\bld(\.global)?\.v[24]\.", text)  # 16 bytes at a time
+    assert not re.search(r"\b(ld|st)\.local\b", text)  # everything stays in registers
+
+
+@pytest.mark.slow
+def test_the_compiler_would_contract_if_it_were_let():
+    program, dtype = next(iter(programs().values()))
+    text = ptx(cuda.source(program, dtype), ["--gpu-architecture=compute_90"])
+    assert "fma.rn" in text
