@@ -5,10 +5,11 @@ import numpy as np
 import pytest
 from backends import LIBRARIES, same_bits
 
+from refopt.interp import fused
 from refopt.interp.arrays import namespace_of
 from refopt.interp.balls import Space as Balls
 from refopt.interp.balls import precision
-from refopt.interp.doubled import Pairs, Space, contracts, doubled
+from refopt.interp.doubled import Pairs, Space, contracts, doubled, numbers, program
 from refopt.interp.formats import FORMATS
 from refopt.oracle import golden
 from refopt.oracle.replay import Replay
@@ -161,6 +162,38 @@ def test_a_run_of_any_recorded_case_keeps_28_digits(name):
         longest = max(longest, case.steps)
     assert compared > 200
     assert longest >= 200
+
+
+@pytest.mark.parametrize("name", ["nadam", "rmsprop"])
+def test_a_fused_step_on_pairs_has_the_bits_of_the_plain_one(name):
+    rule, n = RULES[name], 50
+    profile, rng = rule.PROFILES["documented"], np.random.default_rng(6)
+    options = {"centered": True} if name == "rmsprop" else {}
+    choices = rule.configured(profile.choices, profile.hyper, options)
+    kept = ("m", "v") if name == "nadam" else ("v", "a")
+    made = program(rule, profile._replace(choices=choices), profile.hyper, kept)
+    arrays = {array: np.zeros(n) for array in fused.names(made) if array != "grad"}
+    arrays["param"][:] = rng.standard_normal(n)
+    together = fused.Pass([(made, arrays)])
+    param, xp, num = doubled(arrays["param"].copy()), Pairs(), Balls.numbers
+    with precision():
+        state, clock = rule.init(param, choices, xp=xp, num=num)
+        for _ in range(3):
+            grad = rng.standard_normal(n)
+            [(scalars, clock)] = rule.ticks(
+                [param], [grad], [clock], profile.hyper, choices, num=num
+            )
+            assert together.takes([grad])
+            together.ready()
+            together.run([grad], [numbers(made, scalars, profile.hyper)])
+            given = param, doubled(grad), state
+            quantities, state = rule.step(*given, scalars, profile.hyper, choices, xp=xp)
+            param = quantities.param
+            for array in ("param", *kept):
+                plain = param if array == "param" else getattr(state, array)
+                assert np.array_equal(arrays[array], plain.high)
+                assert np.array_equal(arrays[f"{array}_low"], plain.low)
+                assert np.any(plain.low)
 
 
 def test_narrow_arrays_are_refused():

@@ -53,6 +53,7 @@ static __device__ inline unsigned short to_bfloat16(float x) {{  // ties to even
 static __device__ inline float float16(float x) {{ return from_float16(to_float16(x)); }}
 static __device__ inline float bfloat16(float x) {{ return from_bfloat16(to_bfloat16(x)); }}
 static __device__ inline T float32(T x) {{ return (float) x; }}
+static __device__ inline T known(T x) {{ return x == x ? x : 0; }}
 static __device__ inline T maximum(T x, T y) {{ return x >= y || x != x ? x : y; }}  // NaN wins
 static __device__ inline T minimum(T x, T y) {{ return x <= y || x != x ? x : y; }}
 

@@ -13,7 +13,7 @@ L. Rideau, Accurate calculation of Euclidean norms using double-word arithmetic 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, ClassVar
@@ -22,6 +22,7 @@ import flint
 import numpy as np
 from array_api_compat import is_jax_array
 
+from refopt.interp import fused, trace
 from refopt.interp.arrays import ArrayNamespace, dtype_name, namespace_of, place
 from refopt.interp.balls import Balls, end_rounded, precision
 from refopt.interp.formats import FORMATS
@@ -105,7 +106,7 @@ class Doubled:
 
     high: Part
     low: Part
-    of: Library
+    of: Any  # a Library, or Symbols
     __array_ufunc__: ClassVar[None] = None  # array OP Doubled is left to Doubled
 
     def __neg__(self) -> Doubled:
@@ -313,6 +314,62 @@ def _stored(x: Doubled, cast: Callable[[Part], Part]) -> Doubled:
     return replace(x, high=x.of.xp.xp.where(decided, other, near), low=x.of.zero(near))
 
 
+# -- fused ----------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Symbols:
+    """What pairs of symbols need; numbers are cut into two on the host."""
+
+    dtype: str = "float64"
+
+    def sqrt(self, x: Part) -> Part:
+        """Square root."""
+        return trace.apply("sqrt", x)
+
+    def zero(self, x: Part) -> Part:
+        """A low part that says: exact."""
+        return trace.lift(0.0)
+
+    def known(self, x: Part) -> Part:
+        """`x`, and 0 where it is NaN."""
+        return trace.apply("known", x)
+
+    def parts(self, x: Any, like: Part) -> tuple[Any, Any]:
+        """An expression of numbers, cut into two."""
+        return trace.apply("high", x), trace.apply("low", x)
+
+
+def program(rule: Any, profile: Any, hyper: Any, kept: Sequence[str]) -> fused.Program:
+    """The trace of a step on pairs, for `fused`: to each array belongs one that ends in "_low".
+
+    The gradient alone is exact. Arguments as those of `fused.program`; `numbers` gives its scalars.
+    """
+
+    def pair(name: str) -> Doubled:
+        return Doubled(trace.name(name), trace.name(f"{name}_low"), Symbols())
+
+    quantities, after = rule.step(
+        pair("param"),
+        Doubled(trace.name("grad"), Symbols().zero(None), Symbols()),
+        rule.State(*(pair(f) if f in kept else None for f in rule.State._fields)),
+        trace.symbols(rule.Scalars, "s"),
+        trace.symbols(type(hyper), "h", hyper),
+        profile.choices,
+        xp=Pairs(),
+    )
+    results = {"param": quantities.param, **{f: getattr(after, f) for f in kept}}
+    parts = {name: x.high for name, x in results.items()}
+    parts |= {f"{name}_low": x.low for name, x in results.items()}
+    return fused.assembled(parts, "float64", "stored")
+
+
+def numbers(program: fused.Program, s: Any, h: Any) -> Any:
+    """The scalars of a program of pairs, from numbers that are balls."""
+    cuts = {"high": lambda x: halves(x, "float64")[0], "low": lambda x: halves(x, "float64")[1]}
+    with precision():
+        return np.array([eval(x, {**cuts, "s": s, "h": h}) for x in program.scalars])
+
+
+# -- the oracle -----------------------------------------------------------------------------------
 class Space(Pairs):
     """Runs a case of the suite (`oracle.replay.Replay`): pairs of NumPy, numbers that are balls."""
 

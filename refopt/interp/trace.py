@@ -143,7 +143,9 @@ def lift(x: Any) -> Node:
 
 
 def apply(op: str, *args: Any) -> Node:
-    """The node of an operation on nodes and numbers."""
+    """The node of an operation on nodes and numbers; NotImplemented beside arrays of pairs."""
+    if any(getattr(x, "__array_ufunc__", x) is None and x is not None for x in args):
+        return NotImplemented  # as NumPy does: left to the other operand
     nodes = tuple(lift(x) for x in args)
     value = None
     if op in EXAMPLE and all(node.value is not None for node in nodes):
