@@ -312,7 +312,8 @@ def test_memory_stays_where_and_as_it_is(library, layout, capturable):
     kept = library.get(gradient).copy()
     optimizer.step()
     same = [x is y for x, y in zip(held, [param.data, *state.values()], strict=True)]
-    assert same == [True, *[capturable] * 4]
+    in_place = capturable or library.name == "numpy"
+    assert same == [True, *[capturable] * 2, *[in_place] * 2]
     assert [library.strides(x) for x in moments()] == strides
     assert not any(same_bits(library.get(x), old) for x, old in zip(moments(), bits, strict=True))
     assert param.grad is gradient
@@ -658,7 +659,9 @@ def test_what_a_step_has_written_is_taken_back_when_a_later_write_fails(
     monkeypatch, capturable, fails, error
 ):
     a, b, c = parameter(), parameter(grad=None), parameter()
-    optimizer = refopt.NAdam([("a", a), ("b", b), ("weight", c)], capturable=capturable)
+    optimizer = refopt.NAdam(
+        [("a", a), ("b", b), ("weight", c)], foreach=False, capturable=capturable
+    )
     optimizer.step()
     b.grad = a.grad
     before = snapshot(optimizer)

@@ -12,6 +12,7 @@ import atexit
 import functools
 import hashlib
 import importlib.util
+import operator
 import os
 import shutil
 import signal
@@ -20,16 +21,21 @@ import tempfile
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain, pairwise
 from pathlib import Path
 from types import FunctionType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
+from array_api_compat import numpy as np_namespace
 
 from refopt.interp import trace
-from refopt.interp.arrays import dtype_name
+from refopt.interp.arrays import ArrayNamespace, Floats, dtype_name, passage
 from refopt.interp.formats import COMPLEX
 from refopt.interp.rounded import HALF, Rounded, bfloat16, carried, plain
 from refopt.typing import Profile
@@ -41,7 +47,7 @@ CHUNK = 32768
 class Instruction(NamedTuple):
     """One operation on all elements: output = op(*inputs)."""
 
-    op: str  # "neg", "add", "sub", "mul", "div", "sqrt", "maximum", "minimum", or a dtype: round
+    op: str  # of OPERATIONS ("known": 0 for NaN), or a dtype: round
     inputs: tuple[str, ...]  # arrays by their names, "c0", "c1", … scalars, "t0", "t1", … values
     output: str  # "t0", "t1", …; each once
 
@@ -106,7 +112,7 @@ def _program(
     return assembled({**results, "param": quantities.param}, COMPLEX.get(dtype, dtype), half)
 
 
-OPERATIONS = frozenset({"neg", "add", "sub", "mul", "div", "sqrt", "maximum", "minimum"})
+OPERATIONS = frozenset({"neg", "add", "sub", "mul", "div", "sqrt", "maximum", "minimum", "known"})
 
 
 def assembled(results: Mapping[str, trace.Node], dtype: str, half: str) -> Program:
@@ -186,20 +192,29 @@ def _written(node: trace.Node) -> str:
     return f"(-{args[0]})" if node.op == "neg" else f"{node.op}({args[0]})"
 
 
-def numbers(program: Program, s: Any, h: Any) -> Any:
-    """The scalars of a program in its dtype, rounded once each from what the host computed."""
-    found = _numbers(program)(s, h)
-    return np.array([plain(x) for x in found], program.dtype)
-
-
 @functools.lru_cache(maxsize=256)
-def _numbers(program: Program) -> Callable[[Any, Any], tuple[Any, ...]]:
+def numbers(program: Program) -> Callable[[Any, Any], Any]:
+    """The function that gives the scalars of a step in the dtype of the program.
+
+    From the rule's Scalars and settled Hyper, as the host computes them, rounded once each.
+    """
     source = f"lambda s, h: ({''.join(f'{x}, ' for x in program.scalars)})"
-    function: Callable[..., Any] = eval(source, {"weight": carried(program.dtype)})
-    return function
+    found: Callable[..., Any] = eval(source, {"weight": carried(program.dtype)})
+    dtype = np.dtype(program.dtype)
+
+    def rounded(s: Any, h: Any) -> Any:
+        with np.errstate(over="ignore"):
+            return np.array(found(s, h), dtype)
+
+    return rounded
 
 
 # -- the tape: NumPy's functions, with `out=` into few rows, a chunk at a time --------------------
+def _known(x: Any, out: Any) -> None:
+    np.copyto(out, x)
+    np.copyto(out, 0.0, where=np.isnan(out))
+
+
 UFUNCS = {
     "neg": np.negative,
     "add": np.add,
@@ -209,6 +224,7 @@ UFUNCS = {
     "sqrt": np.sqrt,
     "maximum": np.maximum,
     "minimum": np.minimum,
+    "known": _known,
 }
 
 
@@ -238,6 +254,8 @@ def tape(program: Program) -> Tape:
     last: dict[str, int] = {}
     for j, instruction in enumerate(program.instructions):
         last.update(dict.fromkeys(instruction.inputs, j))
+    # an array that another one becomes is read last
+    last.update({value: len(program.instructions) for _, value in program.outputs})
     goes_to = {value: array for array, value in program.outputs}
     place: dict[str, str] = {}
     free: list[str] = []
@@ -246,7 +264,7 @@ def tape(program: Program) -> Tape:
     for j, (op, inputs, output) in enumerate(program.instructions):
         operands = [place.get(x, x) for x in inputs]
         ended = [x for x in dict.fromkeys(inputs) if last[x] == j and x in place]
-        free += [place[x] for x in ended if x not in goes_to]
+        free += [place[x] for x in ended]
         target = goes_to.get(output)
         if target is not None and last.get(target, -1) <= j:
             place[output] = target
@@ -256,7 +274,7 @@ def tape(program: Program) -> Tape:
             place[output] = f"r{rows}"
             rows += 1
         lines.append(f"{op}({', '.join(operands)}, {place[output]})")
-    for array, value in program.outputs:
+    for array, value in sorted(program.outputs, key=lambda output: output[1] in place):
         if place.get(value, value) != array:
             lines.append(f"copyto({array}, {place.get(value, value)})")
     scalars = "".join(f"c{k}, " for k in range(len(program.scalars)))
@@ -355,6 +373,8 @@ def numba_source(program: Program, parallel: bool, machine: str = "any machine")
     for op, inputs, output in program.instructions:
         if op in SIGNS:
             value = f" {SIGNS[op]} ".join(inputs)
+        elif op == "known":
+            value = "{0} if {0} == {0} else 0.0".format(*inputs)
         else:
             value = f"-{inputs[0]}" if op == "neg" else f"np.{op}({', '.join(inputs)})"
         body.append(f"{output} = " + (f"np.float64({value})" if op == "float32" else value))
@@ -436,16 +456,11 @@ def engine() -> str:
 _together = threading.Lock()  # one of numba's threading layers is not thread-safe
 
 
-def _run_compiled(program: Program, table: Any, scalars: Any) -> None:
-    """Run the compiled loop on the rows of a table, on several threads where that pays."""
+def threads() -> int:
+    """How many threads numba uses."""
     import numba
 
-    total = int(table[:, -2].sum())
-    if total < PARALLEL or numba.get_num_threads() == 1:
-        _kernel(program, False)(table, scalars)
-        return
-    with _together:
-        _kernel(program, True)(_pieces(table, np.dtype(program.dtype).itemsize), scalars)
+    return int(numba.get_num_threads())
 
 
 def _pieces(table: Any, itemsize: int) -> Any:
@@ -469,7 +484,7 @@ class Uninterrupted:
         self._old: Any = None
         if threading.current_thread() is threading.main_thread():
             self._old = signal.getsignal(signal.SIGINT)
-        if callable(self._old):
+        if callable(self._old):  # of Python
             signal.signal(signal.SIGINT, lambda *args: self._came.append(args))
 
     def __exit__(self, *exception: object) -> None:
@@ -477,6 +492,11 @@ class Uninterrupted:
             signal.signal(signal.SIGINT, self._old)
             if self._came:
                 self._old(*self._came[0])
+
+
+def writable(x: Any) -> bool:
+    """Whether a `Pass` can write the array: one of NumPy, no subclass, not read-only."""
+    return type(x) is np.ndarray and bool(x.flags.writeable)
 
 
 def _nothing() -> None:
@@ -498,109 +518,146 @@ class Pass:
     """
 
     def __init__(self, items: Sequence[tuple[Program, Mapping[str, Any]]]) -> None:
-        self._groups: dict[Program, _Group] = {}
-        bounds = []
-        for i, (program, arrays) in enumerate(items):
-            self._groups.setdefault(program, _Group(program)).add(i, arrays)
-            bounds += [_bounds(arrays[name]) for name, _ in program.outputs]
+        groups: dict[Program, list[int]] = {}
+        for i, (program, _) in enumerate(items):
+            groups.setdefault(program, []).append(i)
+        self._groups = [_Group(p, own, [items[i][1] for i in own]) for p, own in groups.items()]
+        bounds = [_bounds(arrays[name]) for p, arrays in items for name, _ in p.outputs]
         line = sorted(bound for bound in bounds if bound[0] < bound[1])
-        self._low, self._high = np.array(line, np.int64).reshape(-1, 2).T.copy()
-        self.apart = bool((self._low[1:] >= self._high[:-1]).all())
+        self._low, self._high = [low for low, _ in line], [high for _, high in line]
+        self.apart = _apart(line)
+        self._start = [0 for _ in items]
         self._given: list[Any] = [_nothing for _ in items]  # weak: gradients are the caller's
 
     def takes(self, grads: Sequence[Any]) -> bool:
         """Take the gradients of a step; False where one shares memory with what is written."""
-        new = [i for i, grad in enumerate(grads) if grad is not self._given[i]()]
+        given = self._given
+        new = [i for i, grad in enumerate(grads) if given[i]() is not grad]
         if not new:
             return True
-        bounds = np.array([_bounds(grads[i]) for i in new], np.int64)
-        below = np.searchsorted(self._low, bounds[:, 1], "left")
-        last = np.maximum(below - 1, 0)
-        if len(self._low) and ((below > 0) & (self._high[last] > bounds[:, 0])).any():
-            return False
-        start = dict(zip(new, bounds[:, 0].tolist(), strict=True))
-        for group in self._groups.values():
-            group.take(grads, start)
         for i in new:
-            self._given[i] = weakref.ref(grads[i])
+            low, high = _bounds(grads[i])
+            before = bisect_left(self._low, high)
+            if before and self._high[before - 1] > low:
+                return False
+            self._start[i] = low
+        for group in self._groups:
+            group.take(grads, self._start)
+        for i in new:
+            given[i] = weakref.ref(grads[i])
         return True
 
     def ready(self) -> None:
         """Compile what is not compiled."""
-        for group in self._groups.values():
+        for group in self._groups:
             group.ready()
 
-    def run(self, grads: Sequence[Any], scalars: Sequence[Any]) -> None:
-        """Take the step.
+    def run(
+        self, grads: Sequence[Any], scalars: Sequence[Any], then: Sequence[Callable[[], Any]] = ()
+    ) -> None:
+        """Take the step; Ctrl-C comes before or after it.
 
         Arguments
         ---------
         grads: what `takes` got.
         scalars: for each parameter what `numbers` gave; the same object where it is the same.
+        then: functions in C, to be called as part of the step.
         """
-        with np.errstate(all="ignore"):
-            for group in self._groups.values():
-                group.run(grads, scalars)
+        at_once(self.calls(grads, scalars), then, self.compiled)
+
+    @property
+    def compiled(self) -> bool:
+        """Whether all runs in C."""
+        return all(group.compiled for group in self._groups)
+
+    def calls(self, grads: Sequence[Any], scalars: Sequence[Any]) -> list[Callable[[], Any]]:
+        """The functions that `run` calls."""
+        return [call for group in self._groups for call in group.calls(grads, scalars)]
+
+
+def at_once(
+    calls: Sequence[Callable[[], Any]], then: Sequence[Callable[[], Any]], in_c: bool
+) -> None:
+    """Call one function after the other; Ctrl-C comes before or after all of them."""
+    if in_c:
+        deque(map(operator.call, (*calls, *then)), 0)  # no line of Python where it could come
+        return
+    with Uninterrupted(), np.errstate(all="ignore"):
+        deque(map(operator.call, (*calls, *then)), 0)
 
 
 class _Group:
     """The parameters of one program."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(
+        self, program: Program, members: Sequence[int], columns: Sequence[Mapping[str, Any]]
+    ) -> None:
         self.program = program
+        self.members = [*members]
         self.names = names(program)
-        self.slot = self.names.index("grad")
-        self.members: list[int] = []
-        self.arrays: list[list[Any]] = []
-        self.orders: list[str] = []
-        self.direct: list[bool] = []
-        self.rows: list[list[int]] = []
-        self.table: Any = None  # rows as an array; None where they have changed
+        self.slot = self.names.index("grad") if "grad" in self.names else None
+        self.arrays = [[column.get(name) for name in self.names] for column in columns]
+        given = [[*column.values()] for column in columns]
+        self.orders = [_order(arrays, program.dtype) for arrays in given]
+        rows = [[0 if x is None else _bounds(x)[0] for x in arrays] for arrays in self.arrays]
+        lengths = [x[0].size * (2 if x[0].dtype.kind == "c" else 1) for x in given]
+        self.total = sum(lengths)
+        self.table = np.zeros((len(rows), len(self.names) + 2), np.int64)
+        self.table[:, :-2], self.table[:, -2] = rows, lengths
+        self.apart: list[int] = []  # those that the compiled loop does not take
+        self.compiled = False  # all are taken by it
+        if self.slot is None:
+            self._meet([x[0].flags for x in given])
 
-    def add(self, i: int, arrays: Mapping[str, Any]) -> None:
-        own = [arrays.get(name) for name in self.names]
-        order = _order([x for x in own if x is not None], self.program.dtype)
-        count = next(x for x in own if x is not None)
-        n = count.size * (2 if count.dtype.kind == "c" else 1)
-        self.members.append(i)
-        self.orders.append(order)
-        self.direct.append(False)
-        self.arrays.append(own)
-        self.rows.append([0 if x is None else _bounds(x)[0] for x in own] + [n, 0])
+    def take(self, grads: Sequence[Any], start: Sequence[int]) -> None:
+        if self.slot is not None:
+            self._meet([grads[i].flags for i in self.members])
+            self.table[:, self.slot] = [start[i] for i in self.members]
 
-    def take(self, grads: Sequence[Any], start: Mapping[int, int]) -> None:
-        for k, i in enumerate(self.members):
-            if i in start:
-                grad, order = grads[i], self.orders[k]
-                self.direct[k] = bool(order) and _order([grad], self.program.dtype, order) == order
-                self.rows[k][self.slot] = start[i]
-                self.table = None
+    def _meet(self, flags: Sequence[Any]) -> None:
+        """Find who goes which way, by the flags of the gradients."""
+        self.direct = direct = [
+            f.aligned and (f.c_contiguous if order == "C" else order == "F" and f.f_contiguous)
+            for f, order in zip(flags, self.orders, strict=True)
+        ]
+        fast = engine() == "numba" and _compilable(self.program)
+        self.apart = [k for k, x in enumerate(direct) if not (x and fast)]
+        self.compiled = not self.apart
 
     def ready(self) -> None:
-        if engine() == "numba" and any(self.direct) and _compilable(self.program):
-            _kernel(self.program, False)
-        tape(self.program)
+        if len(self.apart) < len(self.members):
+            self.parallel = self.total >= PARALLEL and threads() > 1
+            self.kernel = _kernel(self.program, self.parallel)
+        if self.apart:
+            tape(self.program)
 
-    def run(self, grads: Sequence[Any], scalars: Sequence[Any]) -> None:
-        compiled = engine() == "numba" and _compilable(self.program)
-        apart = [k for k, direct in enumerate(self.direct) if not (direct and compiled)]
-        for k in apart:
+    def calls(self, grads: Sequence[Any], scalars: Sequence[Any]) -> Iterator[Callable[[], Any]]:
+        for k in self.apart:
             i, arrays = self.members[k], [*self.arrays[k]]
-            arrays[self.slot] = grads[i]
+            if self.slot is not None:
+                arrays[self.slot] = grads[i]
             if self.direct[k]:
                 arrays = [_line(x, self.orders[k]) for x in arrays]
-                _run_tape(self.program, arrays, scalars[i])
+                yield partial(_run_tape, self.program, arrays, scalars[i])
             else:
-                _run_apart(self.program, arrays, scalars[i])
-        if len(apart) == len(self.members):
+                yield partial(_run_apart, self.program, arrays, scalars[i])
+        if len(self.apart) == len(self.members):
             return
         unique = {id(scalars[i]): scalars[i] for i in self.members}
         place = {key: row for row, key in enumerate(unique)}
-        if self.table is None:
-            self.table = np.array(self.rows, np.int64)
         self.table[:, -1] = [place[id(scalars[i])] for i in self.members]
-        table = np.delete(self.table, apart, axis=0) if apart else self.table
-        _run_compiled(self.program, table, np.stack([*unique.values()]))
+        rows = np.array([*unique.values()])
+        table = np.delete(self.table, self.apart, axis=0) if self.apart else self.table
+        if not self.parallel:
+            yield partial(self.kernel, table, rows)
+            return
+        table = _pieces(table, np.dtype(self.program.dtype).itemsize)
+        yield from (_together.acquire, partial(self.kernel, table, rows), _together.release)
+
+
+def _apart(line: Sequence[tuple[int, int]]) -> bool:
+    """Whether sorted bounds do not overlap."""
+    return all(one[1] <= other[0] for one, other in pairwise(line))
 
 
 def _compilable(program: Program) -> bool:
@@ -631,7 +688,145 @@ def _bounds(x: Any) -> tuple[int, int]:
     return np.lib.array_utils.byte_bounds(x)
 
 
-# -- a rule whose step is fused -------------------------------------------------------------------
+# -- an update whose steps are fused --------------------------------------------------------------
+def with_step(rule: Any, step: Callable[..., Any]) -> Callable[..., Any]:
+    """The rule's `update` as it is written, around another `step`."""
+    update = FunctionType(
+        rule.update.__code__,
+        {**vars(rule), "step": step},
+        closure=rule.update.__closure__,
+        argdefs=rule.update.__defaults__,
+    )
+    update.__kwdefaults__ = rule.update.__kwdefaults__
+    return update
+
+
+@dataclass(frozen=True, eq=False, slots=True, repr=False)
+class _Held(trace.Node):
+    """The symbol of an array."""
+
+    array: Any = None
+
+
+class _Beside(ArrayNamespace):
+    """Operations on gradients, which are arrays; the parameters beside them are symbols."""
+
+    def zeros_like(self, x: Any, /) -> Any:
+        return np.zeros_like(x.array) if isinstance(x, _Held) else super().zeros_like(x)
+
+
+class _NumbersOf(Floats):
+    """The numbers for a parameter that is a symbol; `dtype` says how 16 bits are rounded."""
+
+    def of(self, param: Any, /) -> Floats:
+        array = np.empty(0, param.array.dtype)
+        return Floats().of(passage(array, self.dtype).enter(array))
+
+
+def prepared(
+    rule: Any,
+    profile: Profile,
+    params: Sequence[Any],
+    grads: Sequence[Any],
+    states: Sequence[Any],
+    clocks: Sequence[Any],
+    hyper: Any,
+    **more: Any,
+) -> tuple[Callable[..., None], list[Any]] | None:
+    """A step that `arrays.run` would take, in place: a function that takes it, and the clocks.
+
+    The rule's `update` runs on symbols for parameters and states: its steps become programs, and so
+    does what it makes of their results. What it makes of gradients is computed at once. The
+    function takes functions in C, to be called as part of the step.
+
+    None where that is not possible: other arrays than NumPy's, rows, arrays that share memory, or
+    gradients of 16 bits, complex or of several dtypes that are not taken as they are.
+    """
+    kept = [[x for x in state if x is not None] for state in states]
+    if not all(map(writable, (*params, *chain.from_iterable(kept)))):
+        return None
+    if any(grad is not None and type(grad) is not np.ndarray for grad in grads):
+        return None
+    bounds = sorted(_bounds(x) for x in (*params, *chain.from_iterable(kept)) if x.size)
+    if not _apart(bounds):
+        return None
+    dtypes = [dtype_name(param) for param in params]
+    simple = len({*dtypes}) == 1 and dtypes[0] in ("float32", "float64")
+    symbols = [_Held("name", ("param",), array=param) for param in params]
+    place = {id(symbol): i for i, symbol in enumerate(symbols)}
+    named = [
+        type(state)(
+            *(x if x is None else _Held("name", (f,), array=x) for f, x in state._asdict().items())
+        )
+        for state in states
+    ]
+    items, given, scalars = [], [], []
+
+    def step(
+        param: Any, grad: Any, state: Any, s: Any, h: Any, c: Any, *, xp: Any
+    ) -> tuple[Any, Any]:
+        i = place[id(param)]
+        fields = [f for f, x in state._asdict().items() if x is not None]
+        made = program(rule, profile._replace(choices=c), h, dtypes[i], fields)
+        arrays = {f: x.array for f, x in state._asdict().items() if f in made.arrays}
+        items.append((made, {"param": params[i], **arrays}))
+        given.append(grad)
+        scalars.append(numbers(made)(s, h))
+        nothing = rule.Quantities._make([None] * len(rule.Quantities._fields))
+        return nothing._replace(param=param), state
+
+    with np.errstate(all="ignore"):
+        quantities, after, ticked = with_step(rule, step)(
+            symbols,
+            grads,
+            named,
+            clocks,
+            hyper,
+            profile.choices,
+            xp=_Beside(np_namespace),
+            num=_NumbersOf(profile.half),
+            **more,
+        )
+    own = {id(grad) for grad in grads}
+    if not simple and any(id(grad) not in own for grad in given):
+        return None
+    later = []
+    for i, (q, new, old) in enumerate(zip(quantities, after, named, strict=True)):
+        results = {f: x for f, x in new._asdict().items() if x is not getattr(old, f)}
+        if q is not None and q.param is not symbols[i]:
+            results["param"] = q.param
+        if not results:
+            continue
+        mine = {id(symbols[i]), *map(id, old)}
+        if dtypes[i] in HALF or any(id(x) not in mine for y in results.values() for x in leaves(y)):
+            return None
+        made = assembled(results, COMPLEX.get(dtypes[i], dtypes[i]), profile.half)
+        held = {**old._asdict(), "param": symbols[i]}
+        later.append((made, {f: held[f].array for f in names(made)}))
+    first, second = Pass(items), Pass(later)
+    if not first.takes(given):
+        return None
+    first.ready()
+    second.ready()
+
+    def take(then: Sequence[Callable[[], Any]] = ()) -> None:
+        calls = [*first.calls(given, scalars), *second.calls([], [made_of(x) for x, _ in later])]
+        at_once(calls, then, first.compiled and second.compiled)
+
+    def made_of(made: Program) -> Any:
+        return numbers(made)(None, None)
+
+    return take, ticked
+
+
+def leaves(node: trace.Node) -> Iterator[trace.Node]:
+    """The names in an expression."""
+    if node.op == "name":
+        yield node
+    for x in operands(node):
+        yield from leaves(x)
+
+
 def fused(rule: Any, half: str) -> Any:
     """A rule for `arrays.run` on NumPy, whose element-wise steps run as programs, on copies.
 
@@ -641,38 +836,23 @@ def fused(rule: Any, half: str) -> Any:
     def step(
         param: Any, grad: Any, state: Any, s: Any, h: Any, c: Any, *, xp: Any
     ) -> tuple[Any, Any]:
-        arrays = {"param": param, "grad": grad, **state._asdict()}
-        there = {name: plain(x) for name, x in arrays.items() if x is not None}
-        if any(type(x) is not np.ndarray for x in there.values()) or not all(map(_on_host, s)):
+        there = {"param": param, "grad": grad, **state._asdict()}
+        arrays = {f: plain(x) for f, x in there.items() if x is not None}
+        if any(type(x) is not np.ndarray for x in arrays.values()):
             return rule.step(param, grad, state, s, h, c, xp=xp)
-        state = rule.started(param, state, c, xp=xp) if hasattr(rule, "started") else state
-        kept = [f for f, x in state._asdict().items() if x is not None]
         dtype = param.dtype if isinstance(param, Rounded) else dtype_name(param)
-        made = program(rule, Profile("", c, h, half), h, dtype, kept)
-        there |= {f: plain(getattr(state, f)) for f in kept}
-        own = {f: x if f == "grad" else x.copy(order="K") for f, x in there.items()}
-        one = Pass([(made, {f: x for f, x in own.items() if f != "grad"})])
-        one.takes([own["grad"]])
-        one.run([own["grad"]], [numbers(made, s, h)])
-        written = {array for array, _ in made.outputs}
+        fields = [f for f in state._fields if f in arrays]
+        made = program(rule, Profile("", c, h, half), h, dtype, fields)
+        own = {f: arrays[f].copy(order="K") for f in names(made) if f != "grad"}
+        one = Pass([(made, own)])
+        one.takes([arrays["grad"]])
+        one.ready()
+        one.run([arrays["grad"]], [numbers(made)(s, h)])
         results = {
-            f: replace(x, array=own[f]) if isinstance(x, Rounded) else own[f]
-            for f, x in {**state._asdict(), "param": param}.items()
-            if f in written
+            f: replace(there[f], array=own[f]) if isinstance(there[f], Rounded) else own[f]
+            for f, _ in made.outputs
         }
         nothing = rule.Quantities._make([None] * len(rule.Quantities._fields))
-        quantities = nothing._replace(param=results.pop("param"))
-        return quantities, state._replace(**results)
+        return nothing._replace(param=results.pop("param")), state._replace(**results)
 
-    update = FunctionType(
-        rule.update.__code__,
-        {**vars(rule), "step": step},
-        closure=rule.update.__closure__,
-        argdefs=rule.update.__defaults__,
-    )
-    update.__kwdefaults__ = rule.update.__kwdefaults__
-    return SimpleNamespace(**{**vars(rule), "update": update})
-
-
-def _on_host(x: Any) -> bool:
-    return isinstance(x, float | int)
+    return SimpleNamespace(**{**vars(rule), "update": with_step(rule, step)})

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
+from itertools import chain
 from typing import Any, ClassVar, NamedTuple
 
 from array_api_compat import array_namespace, is_jax_array, is_torch_array, size
 
+from refopt.interp import fused
 from refopt.interp.arrays import (
     Device,
     Floats,
@@ -34,7 +37,9 @@ from refopt.interp.host import (
 from refopt.interp.rounded import carried
 from refopt.optim.groups import Group, Optimizer, deep, entry, number, require, turns
 from refopt.optim.hooks import hooked
+from refopt.optim.inplace import Kind, Last, Settings, Task
 from refopt.optim.parameter import (
+    Parameter,
     array_of,
     assign,
     check_apart,
@@ -163,6 +168,7 @@ class NAdam(Optimizer):
             "capturable": capturable,
             "differentiable": differentiable,
         }
+        self._last: Last | None = None  # step in place
         super().__init__(params, defaults, like_torch=profile.startswith("torch"))
 
     @hooked
@@ -194,6 +200,9 @@ class NAdam(Optimizer):
         if not (closure is None or callable(closure)):
             msg = f"closure: a callable is required, got {kind(closure)}"
             raise TypeError(msg)
+        if closure is None and (grads := self._again()) is not None:
+            self._in_place(grads)
+            return None
         arrays = [array_of(param) for param in self._params()]
         with recording(bool(self.defaults["differentiable"]), *arrays):
             loss = None
@@ -203,12 +212,96 @@ class NAdam(Optimizer):
             places: dict[Any, str] = {}
             stepping = [self._stepping(i, g, places) for i, g in enumerate(self.param_groups)]
             check_apart(places)
+            if (grads := self._laid_out(stepping)) is not None:
+                self._in_place(grads)
+                return loss
             after: dict[Any, _After] = {}
             for i, params in enumerate(stepping):
                 for turn in turns(params):
                     after.update(self._computed(i, turn, after))
             self._write(after, places)
         return loss
+
+    def _laid_out(self, stepping: list[list[Any]]) -> list[Any] | None:
+        """Prepare a step in place and give its gradients; None where it is not of that kind.
+
+        That is: arrays of NumPy that can be written and share nothing, counters on the host.
+        """
+        self._last = None
+        groups: list[list[Task]] = []
+        items = []
+        for i, (group, params) in enumerate(zip(self.param_groups, stepping, strict=True)):
+            kinds: dict[Any, Kind] = {}
+            groups.append([])
+            elsewhere = group["capturable"] or group["differentiable"] or group["foreach"] is False
+            if params and (elsewhere or len(params) != len(set(params))):
+                return None
+            for param in params:
+                if not (isinstance(param, Parameter) and fused.writable(param.data)):
+                    return None
+                array, state = param.data, self.state.get(param)
+                profile = self._profile(group, state)
+                state = state or self._fresh(array, profile, Floats())
+                moments = {key: state[key] for key in MOMENTS}
+                if param.grad is None or not all(map(fused.writable, moments.values())):
+                    return None
+                counters = {key: state[key] for key in CLOCK if key in state}
+                key = (profile, array.dtype, *(x.dtype for x in counters.values()))
+                if key not in kinds:
+                    kinds[key] = Kind(profile, array, _hyper(f"group {i}: ", group, array))
+                groups[-1].append(Task(param, array, state, counters, kinds[key]))
+                arrays = {field: moments[key] for key, field in MOMENTS.items()}
+                items.append((kinds[key].program, {"param": array, **arrays}))
+        step = fused.Pass(items)
+        grads = [task.param.grad for tasks in groups for task in tasks]
+        if not (items and step.apart and step.takes(grads)):
+            return None
+        step.ready()
+        settings = [Settings(group, self.defaults) for group in self.param_groups]
+        self._last = Last(settings, groups, step)
+        return grads
+
+    def _again(self) -> list[Any] | None:
+        """The gradients of a step in place like the last one; None where anything else is new."""
+        last = self._last
+        if last is None or len(last.groups) != len(self.param_groups):
+            return None
+        grads = []
+        for settings, tasks, group in zip(
+            last.settings, last.groups, self.param_groups, strict=True
+        ):
+            if not settings.hold(group):
+                return None
+            left = iter(tasks)
+            for param in group["params"]:
+                grad = param.grad
+                if grad is None:
+                    continue
+                task = next(left, None)
+                if task is None or task.param is not param or not task.holds(self.state, grad):
+                    return None
+                grads.append(grad)
+            if next(left, None) is not None:
+                return None
+        return grads if last.step.takes(grads) else None
+
+    def _in_place(self, grads: list[Any]) -> None:
+        """Take the step that was prepared: computed as it is written."""
+        last = self._last
+        assert last is not None
+        found: dict[Any, Any] = {}
+        rows, new = [], []
+        for tasks in last.groups:
+            for task, (scalars, numbers) in zip(tasks, _ticked(tasks, found), strict=True):
+                rows.append(scalars)
+                new.append(task.counted(numbers))
+        tasks = [*chain.from_iterable(last.groups)]
+        pairs = zip(tasks, new, strict=True)
+        states = {task.param: task.own for task in tasks}
+        writes = [partial(task.own.update, counters) for task, counters in pairs]
+        last.step.run(grads, rows, [*writes, partial(self.state.update, states)])
+        for task in tasks:
+            task.held = [*task.own.items()]
 
     def _write(self, after: dict[Any, _After], places: Mapping[Any, str]) -> None:
         """Write what a step made, all of it or nothing."""
@@ -348,6 +441,9 @@ class NAdam(Optimizer):
         double = is_torch_array(array) and is_double(array_namespace(array).asarray(1.0))
         return "float64" if double else "float32"
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_last": None}  # a copy has arrays of its own
+
     def _fitted(self, param: Any, group: Group, state: Mapping[str, Any]) -> State:
         array = array_of(param)
         casts = self.like_torch and is_floating(array) and dtype_name(array) not in COMPLEX
@@ -432,6 +528,39 @@ def _item(name: str, pair: Any, i: int) -> Any:
     except (TypeError, LookupError) as error:
         msg = f"{name}: two numbers are required, got {pair!r}"
         raise type(error)(msg) from error
+
+
+def _ticked(tasks: list[Task], found: dict[Any, Any]) -> Iterator[tuple[Any, Any]]:
+    """The scalars of each task, and its counters after the step; `found`: those found before."""
+    if tasks and tasks[0].kind.profile.choices.counter is not rule.per_parameter:
+        ticked = rule.ticks(
+            [task.kind.inside for task in tasks],
+            [task.param.grad for task in tasks],
+            [_clock(task.own, task.array, task.kind.profile, Floats()) for task in tasks],
+            tasks[0].kind.hyper,
+            tasks[0].kind.profile.choices,
+            num=Floats(),
+        )
+        for task, (scalars, clock) in zip(tasks, ticked, strict=True):
+            yield task.kind.numbers(scalars), _numbers(task, clock)
+        return
+    for task in tasks:
+        key = (task.kind, *(task.own[key].item() for key in task.counters))
+        if key not in found:  # parameters alike are counted once
+            ((scalars, clock),) = rule.ticks(
+                [task.kind.inside],
+                [task.param.grad],
+                [_clock(task.own, task.array, task.kind.profile, Floats())],
+                task.kind.hyper,
+                task.kind.profile.choices,
+                num=task.kind.num,
+            )
+            found[key] = (task.kind.numbers(scalars), _numbers(task, clock))
+        yield found[key]
+
+
+def _numbers(task: Task, clock: rule.Clock) -> list[float]:
+    return [float(getattr(clock, CLOCK[key])) for key in task.counters]
 
 
 def _restore(states: dict[Any, State], param: Any, before: State | None) -> None:

@@ -1,0 +1,107 @@
+"""What a step in place checks once, as long as everything stays the same objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from refopt.interp import fused
+from refopt.interp.arrays import Floats, dtype_name, passage
+from refopt.rules import nadam as rule
+from refopt.typing import Profile
+
+PLAIN = frozenset({float, int, bool, type(None)})
+
+
+class Settings:
+    """The options of a group: numbers and flags, or tuples of them, can be compared."""
+
+    def __init__(self, group: Mapping[str, Any], options: Iterable[str]) -> None:
+        self.options = tuple(options)
+        self.values = self._listed(group)
+        self.types = [*map(type, self.values)]
+        self.plain = set(self.types) <= PLAIN
+
+    def hold(self, group: Mapping[str, Any]) -> bool:
+        """Whether the options of a group are these."""
+        values = self._listed(group)
+        return self.plain and [*map(type, values)] == self.types and values == self.values
+
+    def _listed(self, group: Mapping[str, Any]) -> list[Any]:
+        values: list[Any] = []
+        for option in self.options:
+            x = group.get(option, group)  # what is missing is not plain
+            values.extend(x if type(x) is tuple else (x,))
+        return values
+
+
+class Alike(Floats):
+    """Numbers for parameters of one dtype."""
+
+    def of(self, param: Any, /) -> Alike:
+        """The same."""
+        return self
+
+
+class Kind:
+    """Parameters of one group with one rule, dtype and dtypes of counters."""
+
+    def __init__(self, profile: Profile, array: Any, hyper: Any) -> None:
+        self.profile = profile
+        self.hyper = hyper
+        like = np.empty(0, array.dtype)
+        self.inside = passage(like, profile.half).enter(like)  # an array as the rule sees it
+        self.num = Alike(Floats().of(self.inside).dtype)
+        self.settled = rule.settle(hyper, profile.choices, num=self.num)
+        kept = rule.State._fields
+        self.program = fused.program(rule, profile, self.settled, dtype_name(array), kept)
+
+        self.scalars = fused.numbers(self.program)
+
+    def numbers(self, scalars: Any) -> Any:
+        """The scalars of a step as the program takes them."""
+        return self.scalars(scalars, self.settled)
+
+
+class Task:
+    """A parameter and its state, which were checked."""
+
+    __slots__ = ("array", "counters", "dtype", "held", "kind", "own", "param", "shape")
+
+    def __init__(
+        self, param: Any, array: Any, own: dict[str, Any], counters: Iterable[str], kind: Kind
+    ) -> None:
+        self.param, self.array, self.own, self.kind = param, array, own, kind
+        self.shape, self.dtype = array.shape, array.dtype
+        self.counters = tuple(counters)
+        self.held = [*own.items()]
+
+    def holds(self, states: Mapping[Any, Any], grad: Any) -> bool:
+        """Whether parameter and state are the same objects, and the gradient fits them."""
+        own, array = self.own, self.array
+        for key, x in self.held:
+            if own.get(key) is not x:
+                return False
+        return (
+            type(grad) is np.ndarray
+            and grad.dtype == self.dtype
+            and grad.shape == self.shape
+            and self.param._data is array
+            and array.flags.writeable
+            and states.get(self.param) is own
+        )
+
+    def counted(self, numbers: Iterable[float]) -> dict[str, Any]:
+        """New counters with these numbers, of the dtypes of the old ones."""
+        pairs = zip(self.counters, numbers, strict=True)
+        return {key: np.array(x, self.own[key].dtype) for key, x in pairs}
+
+
+class Last(NamedTuple):
+    """The last step in place."""
+
+    settings: list[Settings]  # of each group
+    groups: list[list[Task]]  # what stepped, by groups
+    step: fused.Pass
