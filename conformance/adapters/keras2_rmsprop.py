@@ -1,13 +1,19 @@
-"""Run tf.keras.optimizers.RMSprop of TensorFlow 2.15, eagerly (protocol: _adapter.py)."""
+"""Run tf.keras.optimizers.RMSprop of TensorFlow 2.15 (protocol: _adapter.py).
+
+Eagerly; with the argument `graph` inside one tf.function, on an optimizer that was built before.
+"""
 
 import importlib.metadata
 import os
+import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import tensorflow as tf
-from _adapter import Rows, serve
+from _adapter import Inexpressible, Rows, serve
 from _keras_rmsprop import Keras
+
+GRAPH = sys.argv[1:] == ["graph"]
 
 
 class RMSprop(Keras):
@@ -22,9 +28,28 @@ class RMSprop(Keras):
         return tf.constant(grad)
 
 
+class Traced(RMSprop):
+    """The same inside a graph, where a gradient that is None would trace it anew."""
+
+    can = RMSprop.can - {"order"}
+
+    def __init__(self, profile, hyper, options, params):
+        super().__init__(profile, hyper, options, params)
+        self.traced = tf.function(lambda grads: self.apply(grads))
+
+    def apply(self, grads):
+        self.optimizer.apply_gradients(zip(grads, self.variables))
+
+    def step(self, grads):
+        if any(g is None for g in grads):
+            raise Inexpressible("a gradient that is None")
+        self.rate = self.optimizer.learning_rate
+        self.traced([self.gradient(g, v) for g, v in zip(grads, self.variables)])
+
+
 if __name__ == "__main__":
     tf.config.threading.set_inter_op_parallelism_threads(1)
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.get_logger().setLevel("ERROR")  # a gradient is None on purpose
     packages = {"keras": importlib.metadata.version("keras")}
-    serve("tensorflow-cpu", tf.__version__, packages, ["keras-2.15"], RMSprop)
+    serve("tensorflow-cpu", tf.__version__, packages, ["keras-2.15"], Traced if GRAPH else RMSprop)

@@ -1,9 +1,13 @@
-"""Run keras.optimizers.Nadam of Keras 3 on JAX on recorded cases (protocol: _adapter.py)."""
+"""Run keras.optimizers.Nadam of Keras 3 on recorded cases (protocol: _adapter.py).
+
+On JAX, or on the backend that the argument names.
+"""
 
 import os
+import sys
 import warnings
 
-os.environ["KERAS_BACKEND"] = "jax"
+os.environ["KERAS_BACKEND"] = (sys.argv[1:] or ["jax"])[0]
 os.environ["JAX_ENABLE_X64"] = "1"  # else a float64 variable is float32
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -11,6 +15,9 @@ import importlib.metadata
 
 import keras
 from _adapter import only, refuse, serve
+
+BACKEND = keras.backend.backend()
+PACKAGES = {"jax": ("jax", "jaxlib"), "torch": ("torch",), "tensorflow": ("tensorflow-cpu",)}
 
 
 class Nadam:
@@ -48,5 +55,5 @@ class Nadam:
 
 if __name__ == "__main__":
     warnings.filterwarnings("ignore", message="Gradients do not exist")  # a None on purpose
-    packages = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")}
+    packages = {name: importlib.metadata.version(name) for name in PACKAGES[BACKEND]}
     serve("keras", keras.__version__, packages, ["keras-3"], Nadam)

@@ -1,4 +1,7 @@
-"""Run tf.keras.optimizers.Nadam of TensorFlow 2.9 on recorded cases (protocol: _adapter.py)."""
+"""Run the Nadam of TensorFlow 2.9 on recorded cases (protocol: _adapter.py).
+
+It is tf.keras.optimizers.Nadam there, and tf.keras.optimizers.legacy.Nadam from 2.11 on.
+"""
 
 import importlib.metadata
 import os
@@ -8,12 +11,15 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 from _adapter import only, refuse, serve
 
+MOVED = tuple(map(int, tf.__version__.split(".")[:2])) >= (2, 11)
+optimizers = tf.keras.optimizers.legacy if MOVED else tf.keras.optimizers
+
 
 class Nadam:
     def __init__(self, profile, hyper, options, params):
         refuse(options, hyper, "none")
         self.variables = [tf.Variable(p) for p in params]
-        self.optimizer = tf.keras.optimizers.Nadam(
+        self.optimizer = optimizers.Nadam(
             hyper["lr"],
             hyper["beta1"],
             hyper["beta2"],

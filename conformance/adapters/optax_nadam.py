@@ -9,7 +9,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 import optax
-from _adapter import Inexpressible, refuse, serve
+from _adapter import Inexpressible, only, refuse, serve
 
 
 class Nadam:
@@ -31,6 +31,7 @@ class Nadam:
         return optax.nadam(h["lr"], h["beta1"], h["beta2"], h["epsilon"])
 
     def change(self, hyper):
+        only(hyper, ["lr"])  # the others are fixed when a transformation is made
         self.hyper = dict(self.hyper, **hyper)
 
     def step(self, grads):

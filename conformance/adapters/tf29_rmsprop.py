@@ -1,20 +1,24 @@
 """Run the four RMSprops of TensorFlow 2.9 on recorded cases (protocol: _adapter.py).
 
+With the argument `legacy` only that of tf.keras.optimizers.legacy, where later releases keep it.
 Optimizers build themselves on their first call, as in use. No argument is given that a case does
 not name, but an EMA overwrites nothing unless the case says so (the release: every 100 steps).
 """
 
 import importlib.metadata
 import os
+import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
 import tensorflow as tf
-from _adapter import Inexpressible, Rows, Schedule, only, serve
+from _adapter import Inexpressible, Rows, Schedule, allow, only, serve
 from tensorflow.experimental import dtensor
 
+MOVED = sys.argv[1:] == ["legacy"]
 CLIPS = ("clipnorm", "clipvalue", "global_clipnorm")
+KNOWN = "lr rho momentum epsilon ema_momentum ema_overwrite_frequency centered use_ema "
 DEVICES = 4
 
 
@@ -182,7 +186,8 @@ class Legacy(Keras):
         self.variables = [tf.Variable(p) for p in params]
         self.scheduled = isinstance(hyper["lr"], Schedule)
         clips = {name: hyper[name] for name in CLIPS if name in hyper}
-        self.optimizer = tf.keras.optimizers.RMSprop(
+        optimizers = tf.keras.optimizers.legacy if MOVED else tf.keras.optimizers
+        self.optimizer = optimizers.RMSprop(
             centered=bool(options.get("centered")), **common(hyper), **clips
         )
 
@@ -256,6 +261,7 @@ class RMSprop:
     can = frozenset(("schedule", "sparse", "order", "finalize", "mesh"))
 
     def __new__(cls, profile, hyper, options, params, mesh=None, sharding=None):
+        allow(hyper, options, KNOWN + " ".join(CLIPS))
         if mesh and profile == "tf-2.9-dtensor":
             return Sharded(hyper, options, params, mesh, sharding)
         return CLASSES[profile](hyper, options, params)
@@ -270,4 +276,5 @@ if __name__ == "__main__":
     )
     tf.get_logger().setLevel("ERROR")  # a gradient is None on purpose
     packages = {"keras": importlib.metadata.version("keras")}
-    serve("tensorflow-cpu", tf.__version__, packages, list(CLASSES), RMSprop)
+    profiles = ["keras-legacy-2.9"] if MOVED else list(CLASSES)
+    serve("tensorflow-cpu", tf.__version__, packages, profiles, RMSprop)

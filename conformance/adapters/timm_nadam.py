@@ -6,7 +6,7 @@ import sys
 import types
 
 import torch
-from _adapter import refuse, serve
+from _adapter import only, refuse, serve
 
 PATCHED = "timm and timm.optim are empty packages: theirs import every model, and torchvision"
 for name in ("timm", "timm.optim"):
@@ -25,14 +25,15 @@ class Nadam:
         refuse(dict(options, maximize=0), hyper, "decoupled")
         self.params = [torch.nn.Parameter(torch.from_numpy(p)) for p in params]
         maximize = bool(options.get("maximize"))
-        self.optimizer = NAdamW(self.params, maximize=maximize, foreach=False)
-        self.change(hyper)
+        betas = hyper["beta1"], hyper["beta2"]
+        given = {NAMES[name]: x for name, x in hyper.items() if name in NAMES}
+        self.optimizer = NAdamW(self.params, betas=betas, maximize=maximize, foreach=False, **given)
 
     def change(self, hyper):
+        """A changed beta would be taken as if it had been so from the start: no product is kept."""
+        only(hyper, ["lr"])
         for group in self.optimizer.param_groups:
-            betas = group["betas"]
-            group["betas"] = (hyper.get("beta1", betas[0]), hyper.get("beta2", betas[1]))
-            group.update({NAMES[name]: x for name, x in hyper.items() if name in NAMES})
+            group.update(hyper)
 
     def step(self, grads):
         for param, grad in zip(self.params, grads):

@@ -120,6 +120,24 @@ def allowed_on_cpu(capturable):
             setattr(nadam_module, DEVICES, original)
 
 
+def beyond(case):
+    """What of a case torch has no way to state."""
+    found = {name for name in ("order", "finalize", "mesh") if name in case}
+    if isinstance(case["hyper"]["lr"], dict) and "schedule" in case["hyper"]["lr"]:
+        found.add("schedule")
+    if any(isinstance(grad, dict) for row in case["grads"] for grad in row):
+        found.add("sparse")
+    return ", ".join(sorted(found))
+
+
+def answer(case, modes, run):
+    """The answer to a case: its run in each mode, or why there is none."""
+    if beyond(case):
+        return {"id": case["id"], "skipped": beyond(case)}
+    chosen = [name for name in modes if name in case.get("profiles", modes)]
+    return {"id": case["id"], "runs": {name: run(case, modes[name]) for name in chosen}}
+
+
 def run(case, mode):
     """One run of one case: {"dtypes", "steps"}, or {"error"} if torch refused."""
     params = []
@@ -159,6 +177,12 @@ def run(case, mode):
     except Exception as error:
         return {"error": {"type": type(error).__name__, "message": str(error)}}
     return {"dtypes": dtypes, "steps": steps}
+
+
+def allowed(case, mode):
+    """As `run`; a capturable optimizer on the CPU too."""
+    with allowed_on_cpu("capturable" in mode):
+        return run(case, mode)
 
 
 def observe(params, optimizer, dtypes):
@@ -209,12 +233,7 @@ def main():
     ]
     say({"hello": hello(profiles)})
     for line in sys.stdin:
-        case = json.loads(line)
-        runs = {}
-        for name in case.get("profiles", profiles):
-            with allowed_on_cpu("capturable" in MODES[name]):
-                runs[name] = run(case, MODES[name])
-        say({"id": case["id"], "runs": runs})
+        say(answer(json.loads(line), {name: MODES[name] for name in profiles}, allowed))
 
 
 def say(message):

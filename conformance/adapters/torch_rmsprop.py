@@ -1,7 +1,8 @@
 """Run the installed torch.optim.RMSprop on recorded cases (protocol: conformance/make.py).
 
 Needs PyTorch and the standard library. Profiles are named after torch 2.13, the release they
-describe; hello states the version that really ran.
+describe; hello states the version that really ran. With the argument `differentiable` the loop
+runs so that gradients flow through it, on plain tensors.
 """
 
 import json
@@ -12,6 +13,8 @@ import torch_nadam as shared  # first: it silences torch's remark on NumPy
 from torch_nadam import from_bits, number, say, to_bits
 
 MODES = {"torch-2.13": {"foreach": False}, "torch-2.13-foreach": {"foreach": True}}
+if sys.argv[1:] == ["differentiable"]:
+    MODES = {"torch-2.13": {"foreach": False, "differentiable": True}}
 NAMES = {"rho": "alpha", "epsilon": "eps"}
 LIMITS = ("global_clipnorm", "clipvalue")  # functions beside the optimizer
 STATE = {"v": "square_avg", "buffer": "momentum_buffer", "a": "grad_avg", "t": "step"}
@@ -33,10 +36,9 @@ def clip(params, hyper, foreach):
 
 def run(case, mode):
     """One run of one case: {"dtypes", "steps"}, or {"error"} if torch refused."""
-    params = [
-        torch.nn.Parameter(from_bits(p["bits"], getattr(torch, p["dtype"]), p["shape"]))
-        for p in case["params"]
-    ]
+    params = [from_bits(p["bits"], getattr(torch, p["dtype"]), p["shape"]) for p in case["params"]]
+    if "differentiable" not in mode:
+        params = [torch.nn.Parameter(p) for p in params]
     grads = [
         [None if b is None else from_bits(b, p.dtype, p.shape) for b, p in zip(row, params)]
         for row in case["grads"]
@@ -55,7 +57,7 @@ def run(case, mode):
                 group.update(settings(case.get("changes", {}).get(str(t), {})))
             for param, grad in zip(params, grads[(t - 1) % len(grads)]):
                 param.grad = None if grad is None else grad.clone()
-            clip(params, case["hyper"], **mode)
+            clip(params, case["hyper"], mode["foreach"])
             optimizer.step()
             if t in wanted:
                 steps[str(t)] = observe(params, optimizer, dtypes)
@@ -79,9 +81,7 @@ def main():
     torch.set_num_threads(1)
     say({"hello": shared.hello(list(MODES))})
     for line in sys.stdin:
-        case = json.loads(line)
-        chosen = case.get("profiles", MODES)
-        say({"id": case["id"], "runs": {name: run(case, MODES[name]) for name in chosen}})
+        say(shared.answer(json.loads(line), MODES, run))
 
 
 if __name__ == "__main__":

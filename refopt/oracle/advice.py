@@ -36,9 +36,10 @@ def _followed(subject: Subject, found: Diagnosis) -> Iterator[str]:
     if not found.held:
         assert found.first is not None
         assert found.nearest is not None
+        inside = n - len(found.leaves)
         yield f"{name} follows no rule that is known, nor one with two changes: {outside}."
-        yield f"It comes nearest to {_record(found.optimizer, found.nearest)}, and leaves that at"
-        yield f"{found.case}, {place(found.first)}: {_values(found.first)}."
+        yield f"Nearest is {_record(found.optimizer, found.nearest)}, which holds {inside} of {n};"
+        yield f"{found.leaves[0]} leaves it: it {_values(found.first)} at {place(found.first)}."
         return
     yield f"{name} follows {_alternatives(found)}: {outside}."
     if found.idle:
@@ -78,8 +79,8 @@ def _change(optimizer: str, difference: Difference) -> Iterator[str]:
     some = ", ".join(difference.shown_by[:SHOWN])
     more = f" and {n - SHOWN} more" if n > SHOWN else ""
     first = difference.first
-    yield f"Shown by {some}{more}; with that alone put right, first at {place(first)} of"
-    yield f"{difference.case}: {_values(first)}."
+    yield f"Shown by {some}{more}: were it so,"
+    yield f"{difference.case} {_values(first)} at {place(first)}."
 
 
 def told(optimizer: str, axis: str, name: str) -> tuple[str, str]:
@@ -123,8 +124,11 @@ def place(first: Finding) -> str:
 def _values(first: Finding) -> str:
     """What was observed, and what is possible."""
     if math.isnan(first.low):
-        return f"got {first.observed!r} where no number is possible"
-    return f"got {first.observed:.9g}, not {first.low:.9g} to {first.high:.9g}"
+        return f"would have no number, and has {first.observed!r},"
+    numbers = first.low, first.high, first.observed
+    digits = 9 if len({f"{x:.9g}" for x in numbers}) == len(set(numbers)) else 17
+    low, high, observed = (f"{x:.{digits}g}" for x in numbers)
+    return f"would have {low} to {high}, and has {observed},"
 
 
 def document(subject: Subject, found: Diagnosis) -> dict[str, Any]:
@@ -149,7 +153,7 @@ def document(subject: Subject, found: Diagnosis) -> dict[str, Any]:
         ],
         "undecided": [undecided._asdict() for undecided in found.undecided],
         "nearest": found.nearest and found.nearest._asdict(),
-        "case": found.case,
+        "leaves": list(found.leaves),
         "first": first and _finite(first),
         "vectors": list(found.vectors),
         "outside": list(found.outside),

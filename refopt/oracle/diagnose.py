@@ -64,9 +64,9 @@ class Diagnosis(NamedTuple):
     idle: tuple[str, ...]  # counters that it shows otherwise than they hold, and does not use
     differences: tuple[Difference, ...]  # of the first of them
     undecided: tuple[Undecided, ...]  # beside the first of them
-    nearest: Record | None  # where nothing holds: what the observations leave last
-    case: str  # where they leave it
-    first: Finding | None
+    nearest: Record | None  # where nothing holds: what holds most vectors
+    leaves: tuple[str, ...]  # ids of the vectors that it does not hold
+    first: Finding | None  # in the first of them
 
     decided: bool  # whether some alternative is excluded
 
@@ -126,9 +126,10 @@ def diagnose(
         idled, searches = bool(held), arrays if held else searches
     progress("what else holds")
     found = _Found(optimizer, rule, names, searches, against)
-    nearest, case, first = None, "", None
+    nearest, first = None, None
+    leaves: list[str] = []
     if given and not held:
-        nearest, case, first = found.nearest()
+        nearest, leaves, first = found.nearest()
     undecided, decided = found.undecided(held[0]) if held else ([], False)
     return Diagnosis(
         optimizer=optimizer,
@@ -140,7 +141,7 @@ def diagnose(
         differences=tuple(found.differences(held[0])) if held else (),
         undecided=tuple(undecided),
         nearest=nearest,
-        case=case,
+        leaves=tuple(leaves),
         first=first,
         decided=decided,
     )
@@ -259,15 +260,24 @@ class _Found(NamedTuple):
         able = [id_ for id_, kills in _kills(self.optimizer).items() if wanted in kills]
         return "" if {*able} & {*self.names} else next(iter(able), "")
 
-    def nearest(self) -> tuple[Record, str, Finding]:
-        """What the observations leave last, and where."""
-        reached = {
-            name: search.furthest for name, search in self.searches.items() if search.furthest
-        }
-        name = max(reached, key=lambda name: reached[name][1].place)
-        changes, stuck = reached[name]
-        judge = cast(Judge, self.searches[name].judged[stuck.run])
-        return Record(name, changes), self.names[stuck.run], judge.finding(stuck.beside)
+    def nearest(self) -> tuple[Record, list[str], Finding]:
+        """(what holds most vectors, those that it does not hold, where the first leaves it).
+
+        Of the profiles as they are, and of the changes under which the vectors got furthest.
+        """
+        tried = [Record(name, ()) for name in self.searches]
+        tried += [
+            Record(name, search.furthest[0])
+            for name, search in self.searches.items()
+            if search.furthest and search.furthest[0]
+        ]
+        outside = {x: self.searches[x.profile].shown(x.changes) for x in tried}
+        best = min(tried, key=lambda record: len(outside[record]))
+        search, n = self.searches[best.profile], outside[best][0]
+        beside = search.first(n, best.changes)
+        assert beside is not None
+        finding = cast(Judge, search.judged[n]).finding(beside)
+        return best, [self.names[i] for i in outside[best]], finding
 
 
 def _configured(judge: Judge, profile: Profile) -> list[Any]:

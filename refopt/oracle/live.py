@@ -27,6 +27,7 @@ class Implementation(NamedTuple):
     adapter: str  # file in conformance/adapters, without .py
     recordings: str  # file in conformance/golden, without .json
     environment: str = ""  # table in conformance/environments.toml
+    argument: str = ""  # of the adapter, where it runs more than one class
 
 
 IMPLEMENTATIONS = {
@@ -68,6 +69,32 @@ IMPLEMENTATIONS = {
         "chainer", "chainer_rmsprop", "rmsprop/chainer-7", "chainer-7_8"
     ),
     "mlx:RMSprop": Implementation("mlx", "mlx_rmsprop", "rmsprop/mlx-0.32", "mlx-0_32"),
+    "tf2.15-legacy:Nadam": Implementation(
+        "tensorflow", "keras_legacy_nadam", "nadam/keras-legacy-2.9", "keras-2_15"
+    ),
+    "keras-torch:Nadam": Implementation(
+        "keras torch", "keras3_nadam", "nadam/keras-3", "keras-3_15-torch", "torch"
+    ),
+    "keras-tensorflow:Nadam": Implementation(
+        *("keras tensorflow", "keras3_nadam", "nadam/keras-3"),
+        *("keras-3_15-tensorflow", "tensorflow"),
+    ),
+    "torch-differentiable:RMSprop": Implementation(
+        "torch", "torch_rmsprop", "rmsprop/torch-2.13", "torch-2_13", "differentiable"
+    ),
+    "tf2.15-graph:RMSprop": Implementation(
+        "tensorflow", "keras2_rmsprop", "rmsprop/keras-2.15", "keras-2_15", "graph"
+    ),
+    "tf2.15-legacy:RMSprop": Implementation(
+        "tensorflow", "tf29_rmsprop", "rmsprop/keras-legacy-2.9", "keras-2_15", "legacy"
+    ),
+    "keras-torch:RMSprop": Implementation(
+        "keras torch", "keras3_rmsprop", "rmsprop/keras-3", "keras-3_15-torch", "torch"
+    ),
+    "keras-tensorflow:RMSprop": Implementation(
+        *("keras tensorflow", "keras3_rmsprop", "rmsprop/keras-3"),
+        *("keras-3_15-tensorflow", "tensorflow"),
+    ),
 }
 
 HELLO_SECONDS = 120.0  # until the framework is imported
@@ -90,6 +117,13 @@ class Missing(CaseError):
     """The framework is not installed in the interpreter."""
 
 
+def interpreter(name: str) -> str:
+    """The first of `interpreters` that has the framework; the first of all where none has."""
+    packages = IMPLEMENTATIONS[name].packages.split()
+    able = (python for python in interpreters(name) if not _lacks(packages, python))
+    return next(able, sys.executable)
+
+
 class Adapter(Process):
     """A running adapter; `hello` is what it said first."""
 
@@ -105,9 +139,13 @@ class Adapter(Process):
             self.close()
             raise
         self.known = f"{hello['framework']} {hello['version']}"
+        self._paths = hello.get("profiles")
 
     def items(self, recording: Recording, profile: str | None) -> tuple[Item, ...]:
-        """What it does with a case."""
+        """What it does with a case; recorded runs of paths that it does not have are passed over."""
+        if self._paths is not None:
+            runs = {name: run for name, run in recording.runs.items() if name in self._paths}
+            recording = recording._replace(runs=runs)
         source = recording.case.source
         answer = self.ask(source, self._seconds)
         if answer.get("id") != source["id"]:
@@ -134,8 +172,10 @@ def tasks(
 def starter(name: str, python: str, seconds: float) -> Callable[[], Adapter]:
     """What starts the adapter of an implementation. Raises Missing where it cannot run."""
     _require(IMPLEMENTATIONS[name].packages.split(), name, python)
-    adapter = golden.root() / "adapters" / f"{IMPLEMENTATIONS[name].adapter}.py"
-    return lambda: Adapter([python, str(adapter)], seconds)
+    row = IMPLEMENTATIONS[name]
+    adapter = golden.root() / "adapters" / f"{row.adapter}.py"
+    command = [python, str(adapter), *filter(None, [row.argument])]
+    return lambda: Adapter(command, seconds)
 
 
 class Talker(Protocol):
@@ -245,23 +285,28 @@ def unjudged(implementation: str, profile: str | None, status: str, detail: str)
 
 
 def _require(packages: list[str], name: str, python: str) -> None:
-    look = (
-        "import importlib.util as util, sys; "
-        "print(*(p for p in sys.argv[1:] if util.find_spec(p) is None))"
-    )
     try:
-        found = subprocess.run(
-            [python, "-c", look, *packages], capture_output=True, text=True, check=True
-        )
+        missing = _lacks(packages, python)
     except OSError as error:
         msg = f"{name}: cannot start {python}: {error.strerror}"
         raise Missing(msg) from None
     except subprocess.CalledProcessError as error:
         msg = f"{name}: --python must be a Python interpreter, got {python}: {error.stderr!r:.200}"
         raise Missing(msg) from None
-    if missing := found.stdout.split():
+    if missing:
         msg = (
             f"{name}: {', '.join(missing)} is not installed in {python}; "
             "install it there, or state with --python an interpreter that has it"
         )
         raise Missing(msg)
+
+
+def _lacks(packages: list[str], python: str) -> list[str]:
+    """The packages that an interpreter does not have."""
+    look = (
+        "import importlib.util as util, sys; "
+        "print(*(p for p in sys.argv[1:] if util.find_spec(p) is None))"
+    )
+    command = [python, "-c", look, *packages]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    return found.stdout.split()

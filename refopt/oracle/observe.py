@@ -44,8 +44,12 @@ def program(
 def framework(
     name: str, recordings: Iterable[Recording], *, python: str, seconds: float
 ) -> Iterator[Task]:
-    """What a framework does, vector by vector: as many runs as its adapter has paths."""
-    blank = (recording._replace(runs={}) for recording in recordings)
+    """What a framework does, vector by vector: a run for each of its paths."""
+    paths = sorted({path for recording in live.cases(name) for path in recording.runs})
+    blank = (
+        Recording(case._replace(source=case.source | {"profiles": paths}), {}, {})
+        for case, *_ in recordings
+    )
     yield from live.tasks(name, blank, None, python=python, seconds=seconds)
 
 
