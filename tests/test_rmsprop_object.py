@@ -14,6 +14,7 @@ from backends import LIBRARIES, same_bits
 import refopt
 from refopt import EMAOption, GradientsClipOption, IndexedSlices, Optimizer, RMSprop, Variable
 from refopt.optim import parameter as optim_parameter
+from refopt.optim import rmsprop as optim_rmsprop
 from refopt.oracle import golden
 from refopt.oracle.verdict import judge
 from refopt.rules import rmsprop as rule
@@ -1225,14 +1226,15 @@ def flat(v):
 def test_variables_of_several_dtypes_share_a_norm_and_keep_their_own(make):
     library = make()
     with library.session():
-        variables = [Variable(library.array([3.0, 4.0], dtype)) for dtype in library.dtypes]
+        dtypes = library.dtypes[:: 2 if library.slow else 1]
+        variables = [Variable(library.array([3.0, 4.0], dtype)) for dtype in dtypes]
         opt = RMSprop(0.1, momentum=0.9, global_clipnorm=1.0, use_ema=True)
         alone = Variable(library.array([3.0, 4.0]))
         grads = [library.like([1.0, -2.0], v.data) for v in variables]
         opt.apply_gradients(zip(grads, variables, strict=True))
         other = RMSprop(0.1, momentum=0.9, global_clipnorm=1.0)
         other.apply_gradients([(library.like([1.0, -2.0], alone.data), alone)])
-        for v, dtype in zip(variables, library.dtypes, strict=True):
+        for v, dtype in zip(variables, dtypes, strict=True):
             kept = [v, *opt._slots[v].values(), opt._averages[v]]
             assert {str(x.dtype).rpartition(".")[2] for x in kept} == {dtype}
         mine, theirs = (opt._slots[variables[0]]["v"], other._slots[alone]["v"])
@@ -1286,6 +1288,7 @@ def test_what_a_step_has_written_is_taken_back_when_it_fails(monkeypatch, kind):
             raise KeyboardInterrupt
         return write(target, value)
 
+    monkeypatch.setattr(optim_rmsprop, "prepared", lambda *_, **__: None)  # the plain run
     monkeypatch.setattr(optim_parameter, "write", writing)
     with pytest.raises(KeyboardInterrupt):
         stepped(opt, 1, [good, bad])
@@ -1386,6 +1389,7 @@ def test_a_step_that_is_interrupted_as_it_is_counted_is_taken_back(monkeypatch, 
     def interrupted(*_):
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(optim_rmsprop, "prepared", lambda *_, **__: None)  # the plain run
     monkeypatch.setattr(optim_parameter.Counter, "assign_add", interrupted)
     with pytest.raises(KeyboardInterrupt):
         stepped(opt, variables=[v])

@@ -760,7 +760,7 @@ def prepared(
         )
         for state in states
     ]
-    items, given, scalars = [], [], []
+    items, given, own, scalars = [], [], [], []
 
     def step(
         param: Any, grad: Any, state: Any, s: Any, h: Any, c: Any, *, xp: Any
@@ -770,7 +770,8 @@ def prepared(
         made = program(rule, profile._replace(choices=c), h, dtypes[i], fields)
         arrays = {f: x.array for f, x in state._asdict().items() if f in made.arrays}
         items.append((made, {"param": params[i], **arrays}))
-        given.append(grad)
+        own.append(grad is grads[i])
+        given.append(np.asarray(grad))
         scalars.append(numbers(made)(s, h))
         nothing = rule.Quantities._make([None] * len(rule.Quantities._fields))
         return nothing._replace(param=param), state
@@ -787,8 +788,7 @@ def prepared(
             num=_NumbersOf(profile.half),
             **more,
         )
-    own = {id(grad) for grad in grads}
-    if not simple and any(id(grad) not in own for grad in given):
+    if not (simple or all(own)):
         return None
     later = []
     for i, (q, new, old) in enumerate(zip(quantities, after, named, strict=True)):

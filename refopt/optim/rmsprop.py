@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
+
+import numpy as np
 
 from refopt.interp.arrays import (
     Floats,
@@ -16,11 +19,12 @@ from refopt.interp.arrays import (
     run,
     scalar_of,
 )
+from refopt.interp.fused import prepared
 from refopt.optim import tape as tapes
 from refopt.optim.groups import number, require
 from refopt.optim.keras import EMAOption, GradientsClipOption, Optimizer, Pairs, _gradient, put
 from refopt.optim.keras import _name as name_of
-from refopt.optim.parameter import Parameter, _check_like, array_of
+from refopt.optim.parameter import Parameter, _check_like, array_of, converted
 from refopt.optim.schedules import rate
 from refopt.rules import rmsprop as rule
 from refopt.typing import Number, Numbers, Profile
@@ -205,8 +209,8 @@ global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency, **kwargs
             self._rule(hyper),
             [*order, *place.values()],
             undo,
+            counts=True,
         )
-        self._iterations.assign_add(1)
 
     def _run(
         self,
@@ -216,11 +220,21 @@ global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency, **kwargs
         profile: Profile,
         order: list[int] | None,
         undo: ExitStack,
+        counts: bool = False,
     ) -> None:
-        """The rule's step of these variables: computed as a whole, then written."""
+        """The rule's step of these variables, and of the counter: as a whole, or not at all."""
         states = [self._state(variable) for variable in variables]
         clock = rule.Clock(self._iterations.operand)
         arrays = [array_of(variable) for variable in variables]
+        clocks = [clock for _ in arrays]
+        ready = prepared(rule, profile, arrays, grads, states, clocks, hyper, order=order)
+        if ready is not None:
+            in_place, after = ready
+            count = self._iterations.data
+            counted = converted("iterations", int(max(clock.t for clock in after)), count)
+            undo.pop_all()  # from here on nothing fails
+            in_place([partial(np.copyto, count, counted)] if counts else [])
+            return
         with recording(False, *arrays):
             stepped = self._results(arrays, grads, states, clock, hyper, profile, order)
         for variable, (param, state) in zip(variables, stepped, strict=True):
@@ -230,6 +244,8 @@ global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency, **kwargs
                 value = getattr(state, field)
                 if value is not slot.data:
                     put(slot, value, undo)
+        if counts:
+            self._iterations.assign_add(1)
 
     def _results(
         self,
