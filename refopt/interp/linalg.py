@@ -64,7 +64,10 @@ def _inverse_cholesky(xp: Any, A: Any) -> Any:
 
 
 def _spd_inverse(xp: Any, A: Any) -> Any:
-    return _gram(xp, _inverse_cholesky(xp, A), _few(xp))
+    return _gram(xp, _panels(xp, _factor(xp, A, _few(xp))))
+
+
+PANEL = 256  # columns that are multiplied at once; more would be zeros, fewer are slow
 
 
 def _few(xp: Any) -> int:
@@ -190,25 +193,47 @@ def _inverse(xp: Any, L: _Leaf | _Split) -> Any:
     """L⁻¹, with a small L⁻¹ L − I: the residual A X − I needs it."""
     if isinstance(L, _Leaf):
         return L.inverse
-    head, tail = _inverse(xp, L.head), _inverse(xp, L.tail)
-    below = _solve(xp, xp.matmul(-tail, L.below), L.head, transposed=False)
+    head, below, tail = _inverses(xp, L)
     # of this shape and in C order: `zeros_like` of a transposed array is not, and slow to join
     zeros = xp.reshape(xp.zeros_like(below), xp.matrix_transpose(below).shape)
-    return _joined(xp, head, zeros, below, tail)
+    return _joined(xp, [[head, zeros], [below, tail]])
 
 
-def _gram(xp: Any, M: Any, leaf: int) -> Any:
-    """Mᵀ M, exactly symmetric, of a lower trapezoidal M: its first n rows are triangular."""
-    mT, n = xp.matrix_transpose, M.shape[-1]
-    if n <= leaf:
-        half = 0.5 * xp.matmul(mT(M), M)
-        return half + mT(half)
-    h = _middle(n, leaf)
-    left, right = M[..., :h], M[..., h:, h:]
-    below = xp.matmul(mT(right), left[..., h:, :])
-    return _joined(xp, _gram(xp, left, leaf), mT(below), below, _gram(xp, right, leaf))
+def _inverses(xp: Any, L: _Split) -> tuple[Any, Any, Any]:
+    """The parts of L⁻¹ = [[head, 0], [below, tail]]."""
+    head, tail = _inverse(xp, L.head), _inverse(xp, L.tail)
+    strips = [
+        xp.matmul(tail[..., own, : own.stop], L.below[..., : own.stop, :])
+        for own in _cuts(tail.shape[-1])
+    ]
+    return head, _solve(xp, -xp.concat(strips, axis=-2), L.head, transposed=False), tail
 
 
-def _joined(xp: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-    """[[a, b], [c, d]]."""
-    return xp.concat([xp.concat([a, b], axis=-1), xp.concat([c, d], axis=-1)], axis=-2)
+def _panels(xp: Any, L: _Leaf | _Split) -> list[Any]:
+    """L⁻¹ by its columns, without the zeros above the diagonal."""
+    parts = [L.inverse] if isinstance(L, _Leaf) else []
+    if isinstance(L, _Split):
+        head, below, tail = _inverses(xp, L)
+        parts = [xp.concat([head, below], axis=-2), tail]
+    return [M[..., own.start :, own] for M in parts for own in _cuts(M.shape[-1])]
+
+
+def _cuts(n: int) -> list[slice]:
+    return [slice(k, min(k + PANEL, n)) for k in range(0, max(n, 1), PANEL)]
+
+
+def _gram(xp: Any, panels: list[Any]) -> Any:
+    """Mᵀ M, exactly symmetric, of a lower triangular M by its columns."""
+    mT = xp.matrix_transpose
+    lower = []
+    for i, W in enumerate(panels):
+        half = 0.5 * xp.matmul(mT(W), W)
+        beside = [xp.matmul(mT(W), V[..., V.shape[-2] - W.shape[-2] :, :]) for V in panels[:i]]
+        lower.append([*beside, half + mT(half)])
+    above = [[mT(row[i]) for row in lower[i + 1 :]] for i in range(len(panels))]
+    return _joined(xp, [left + right for left, right in zip(lower, above, strict=True)])
+
+
+def _joined(xp: Any, rows: list[list[Any]]) -> Any:
+    """A matrix of its parts."""
+    return xp.concat([xp.concat(row, axis=-1) for row in rows], axis=-2)
