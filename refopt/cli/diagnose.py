@@ -54,17 +54,14 @@ def diagnose(
         from refopt.oracle import advice
         from refopt.oracle.diagnose import diagnose as diagnosed
         from refopt.oracle.report import Terminal, escape
-        from refopt.oracle.spec import RULES
 
         codes = []
         for subject in subjects(
             implementation, optimizer, select, python=python, seconds=timeout, progress=progress
         ):
-            if profile not in (known := RULES[subject.optimizer].PROFILES):
-                msg = f"--profile must be one of {', '.join(known)}; got {profile!r}"
-                raise typer.BadParameter(msg)
+            against = _profile(subject.optimizer, profile)
             found = diagnosed(
-                subject.optimizer, subject.observed, against=profile, progress=progress
+                subject.optimizer, subject.observed, against=against, progress=progress
             )
             codes.append(_code(subject, found))
             if as_json:
@@ -73,6 +70,70 @@ def diagnose(
                 progress("")
                 Terminal().say(escape(advice.paragraph(subject, found)) + "\n")
     raise typer.Exit(worst(codes))
+
+
+@app.command(cls=Command, epilog=EXIT_CODES)
+def minimize(
+    implementation: Annotated[
+        str,
+        typer.Argument(
+            metavar="IMPLEMENTATION",
+            help="py:MODULE:FUNCTION or 'cmd:PROGRAM ARGUMENT…'.",
+            show_default=False,
+        ),
+    ],
+    optimizer: Optimizer = None,
+    profile: Annotated[
+        str, typer.Option(metavar="NAME", help="The profile that it should follow.")
+    ] = "documented",
+    select: Select = "*",
+    python: Python = sys.executable,
+    timeout: Timeout = 60.0,
+) -> None:
+    """Print the smallest input on which an implementation fails, as a Python program."""
+    with exits(), progressing() as progress:
+        from refopt.oracle import live, observe, rop
+        from refopt.oracle import minimize as minimizing
+        from refopt.oracle.report import OK, VIOLATED
+        from refopt.oracle.spec import RULES
+
+        of, command = command_of(implementation, optimizer, python)
+        if not command:
+            msg = (
+                f"IMPLEMENTATION must be py:MODULE:FUNCTION or cmd:PROGRAM, got {implementation!r}"
+            )
+            raise typer.BadParameter(msg)
+        against = _profile(of, profile)
+        program = rop.Program(command, of, timeout)
+        takes = program.spoken.takes
+        program.close()
+        asking = live.Asking(lambda: rop.Program(command, of, timeout), profile)
+        try:
+            ask = minimizing.asker(asking)
+            rule_profile = RULES[of].PROFILES[against]
+            case = minimizing.start(ask, observe.vectors(of, select), rule_profile)
+            found = case and minimizing.minimize(ask, case, rule_profile, progress)
+        finally:
+            asking.close()
+        progress("")
+        if not found:
+            typer.echo(f"{implementation} leaves {against} on no vector that it answers", err=True)
+            raise typer.Exit(OK)
+        if implementation.startswith("py:"):
+            typer.echo(minimizing.of_function(found, implementation[3:], takes, against))
+        else:
+            typer.echo(minimizing.of_program(found, command, against))
+    raise typer.Exit(VIOLATED)
+
+
+def _profile(optimizer: str, name: str) -> str:
+    """A profile of an optimizer, by name."""
+    from refopt.oracle.spec import RULES
+
+    if name not in (known := RULES[optimizer].PROFILES):
+        msg = f"--profile must be one of {', '.join(known)}; got {name!r}"
+        raise typer.BadParameter(msg)
+    return name
 
 
 def _code(subject: Any, found: Any) -> int:

@@ -142,7 +142,7 @@ class Adapter(Process):
         self._paths = hello.get("profiles")
 
     def items(self, recording: Recording, profile: str | None) -> tuple[Item, ...]:
-        """What it does with a case; recorded runs of paths that it does not have are passed over."""
+        """What it does with a case; a path that it does not have is passed over."""
         if self._paths is not None:
             runs = {name: run for name, run in recording.runs.items() if name in self._paths}
             recording = recording._replace(runs=runs)

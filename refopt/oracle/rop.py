@@ -287,12 +287,17 @@ def _accepted(answer: Message, question: Message) -> Message:
     return answer
 
 
+def keywords(optimizer: str) -> dict[str, str]:
+    """The documented keyword of each hyperparameter and option: `betas[0]` for `beta1`."""
+    described = spec.load(optimizer)["hyperparameters"]
+    documented = inspect.signature(OBJECTS[optimizer]).parameters
+    options = {o: o for o in RULES[optimizer].OPTIONS if o in documented}
+    return {name: x["keyword"] for name, x in described.items()} | options
+
+
 def function(place: str, optimizer: str, python: str) -> list[str]:
     """The command that runs a plain function by the protocol."""
-    rule, given = RULES[optimizer], spec.load(optimizer)["hyperparameters"]
-    named = {name: described["keyword"] for name, described in given.items()}
-    documented = inspect.signature(OBJECTS[optimizer]).parameters
-    named |= {option: option for option in rule.OPTIONS if option in documented}
+    rule, named = RULES[optimizer], keywords(optimizer)
     counters = [q for q in rule.OBSERVABLE if q in rule.Clock._fields]
     known = {
         "documented": named,
@@ -325,8 +330,10 @@ class Program(Process):
         self._parts = {r.case.id: parts for r, parts in questions(vectors(optimizer))}
 
     def items(self, recording: Recording, profile: str | None) -> tuple[Item, ...]:
-        """What it does with a case."""
-        parts = self._parts[recording.case.id]
+        """What it does with a case, of the suite or not."""
+        parts = self._parts.get(recording.case.id)
+        if parts is None:
+            ((_, parts),) = questions([recording])
         return items(self.spoken, recording, parts, self._asked, profile)
 
     def _asked(self, question: Message) -> Message:
