@@ -246,14 +246,22 @@ def observed(rule: ModuleType, case: Case, run: Run) -> dict[Key, Any]:
 
 
 def numpy_run(
-    rule: ModuleType, case: Case, profile: Profile, changed: Mapping[str, Any] | None = None
+    rule: ModuleType,
+    case: Case,
+    profile: Profile,
+    changed: Mapping[str, Any] | None = None,
+    *,
+    space: Any = None,
 ) -> Run:
-    """Run a case by the rule of a profile; `changed`: choices put in place of what it asks for."""
+    """Run a case by the rule of a profile; `changed`: choices put in place of what it asks for.
+
+    `space`: other operations on NumPy arrays.
+    """
     wanted = case.source.get("record") or range(1, case.steps + 1)
     steps: dict[int, Any] = {}
     factors: dict[int, Any] = {}
     names = {layer.params[0]: name for name, layer in case.layers.items()}
-    course = Layered(rule, case, profile, changed, space=Arrays()).steps()
+    course = Layered(rule, case, profile, changed, space=space or Arrays()).steps()
     with np.errstate(all="ignore"):
         try:
             every = list(course)
@@ -294,7 +302,6 @@ class LayerJudge(Judge):
         profile: Profile,
         *,
         k: int = ROUNDINGS,
-        flush: bool | None = None,
     ) -> None:
         self.rule, self.case, self.run, self.profile = rule, case, run, profile
         self._space = Bands(k)
