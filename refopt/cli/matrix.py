@@ -63,16 +63,16 @@ def matrix(
         from refopt.oracle import report, suite
 
         started = time.perf_counter()
-        with reading(False):
-            found = list(m.sources(select, python or [], run=not recorded))
-        if not found:
-            typer.echo(f"no case matches {select!r}", err=True)
-            raise typer.Exit(report.NOTHING)
         try:
             (folder / "badges").mkdir(parents=True, exist_ok=True)
         except OSError as error:
             msg = f"FOLDER must be one that can be written to, got {folder}: {error.strerror}"
             raise typer.BadParameter(msg) from None
+        with reading(False):
+            found = list(m.sources(select, python or [], run=not recorded))
+        if not found:
+            typer.echo(f"no case matches {select!r}", err=True)
+            raise typer.Exit(report.NOTHING)
         for source in found:
             if source.reason:
                 typer.echo(f"not run: {source.reason}", err=True)

@@ -228,7 +228,7 @@ class Matrix:
             for names, choices in ((cell.does, does), (cell.should, should)):
                 names += [x for x in _name(rule, axis, choices) if x not in names]
             own, documented = getattr(does, axis), getattr(should, axis)
-            same = own is documented or bool(equal(rule, axis, does) & equal(rule, axis, should))
+            same = own is documented or {*_name(rule, axis, does)} <= equal(rule, axis, should)
             cell.same &= same
             cell.other |= not same and bool({*_name(rule, axis, should)} & {*excluded})
             for name in excluded:
@@ -577,10 +577,11 @@ def badge(optimizer: str, name: str, row: Row) -> dict[str, Any]:
     elif known:
         message, color = f"{counts[CONFORMS]} of {of} conform, {known} deviate", "yellow"
     else:
-        message, color = f"{counts[CONFORMS]} of {of} conform", "brightgreen"
+        message = f"{counts[CONFORMS]} of {of} conform"
+        color = "brightgreen" if counts[CONFORMS] else "lightgrey"
     return {
         "schemaVersion": 1,
         "label": f"{optimizer}, {name}",
         "message": message,
-        "color": color if counts[CONFORMS] else "lightgrey",
+        "color": color,
     }
