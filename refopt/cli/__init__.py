@@ -4,6 +4,7 @@ from refopt.cli import check as check
 from refopt.cli import diagnose as diagnose
 from refopt.cli import matrix as matrix
 from refopt.cli import teach as teach
+from refopt.cli import vectors as vectors
 from refopt.cli.base import app
 
 

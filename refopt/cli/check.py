@@ -71,6 +71,14 @@ def check(
         float,
         typer.Option(metavar="SECONDS", help="Give an implementation so long for an answer."),
     ] = 60.0,
+    execution: Annotated[
+        str,
+        typer.Option(
+            metavar="HOW",
+            help="How refopt itself runs the rules: plain, or fused, and then by the profile of "
+            "each recording too.",
+        ),
+    ] = "plain",
 ) -> None:
     """Judge whether every value that an implementation gave can be explained by the rule."""
     with exits():
@@ -80,6 +88,13 @@ def check(
         if not 0 < timeout <= threading.TIMEOUT_MAX:
             most = f"{threading.TIMEOUT_MAX:g}"
             msg = f"--timeout must be a number of seconds above 0, at most {most}; got {timeout}"
+            raise typer.BadParameter(msg)
+        own = implementation is None and profile is None
+        if execution not in ("plain", "fused") or (execution == "fused" and not own):
+            wanted = (
+                "plain or fused" if own else "plain where an implementation or profile is named"
+            )
+            msg = f"--execution must be {wanted}, got {execution!r}"
             raise typer.BadParameter(msg)
         of, command = command_of(implementation, optimizer, python)
         with reading(implementation is not None):
@@ -94,7 +109,6 @@ def check(
         elif framework:
             tasks = live.tasks(framework, cases, profile, python=python, seconds=timeout)
         else:
-            own = implementation is None and profile is None
             reports = as_json or junit is not None
             with reading(implementation is not None or profile is not None):
                 tasks = list(
@@ -102,14 +116,15 @@ def check(
                         cases,
                         profile,
                         numpy=own,
-                        as_recorded=False,
+                        as_recorded=execution == "fused",
+                        execution=execution,
                         every=reports,
                         beside="documented" if own else "",
                     )
                 )
         asked_for = {"implementation": implementation, "select": select, "profile": profile}
         jobs = 1 if command else jobs  # what explains one run is tried on the next
-        _judge(tasks, len(cases), asked_for, started, as_json=as_json, junit=junit, jobs=jobs)
+        judge(tasks, len(cases), asked_for, started, as_json=as_json, junit=junit, jobs=jobs)
 
 
 @app.command(cls=Command)
@@ -168,10 +183,10 @@ def ver(
             tasks = list(rop.Answers(lines).tasks(select, profile))
         _known(profile, tasks)
         asked_for = {"implementation": str(answers), "select": select, "profile": profile}
-        _judge(tasks, len(tasks), asked_for, started, as_json=as_json, junit=junit, jobs=1)
+        judge(tasks, len(tasks), asked_for, started, as_json=as_json, junit=junit, jobs=1)
 
 
-def _judge(
+def judge(
     tasks: Iterable[Any],
     cases: int,
     asked_for: dict[str, Any],

@@ -132,6 +132,12 @@ def expected() -> dict[tuple[str, str], Deviation]:
     }
 
 
+def retired() -> dict[str, str]:
+    """The ids that no vector may have any more, and why."""
+    document = json.loads((root() / "vectors" / "retired.json").read_text(encoding="utf-8"))
+    return {entry["id"]: entry["reason"] for entry in document["retired"]}
+
+
 def load(path: Path) -> Iterator[Recording]:
     """The recordings of one file. Raises CaseError where it is malformed."""
     beside = path.with_suffix(".safetensors")

@@ -22,7 +22,7 @@ import numpy as np
 from refopt.errors import CaseError
 from refopt.interp.balls import PRECISION, MatrixSpace, Space, precision, rounded
 from refopt.interp.formats import FORMATS, to_bits
-from refopt.oracle import golden, inputs, power, refused, spec
+from refopt.oracle import coverage, golden, inputs, power, refused, spec
 from refopt.oracle.golden import BY_LAYER, Case, Schedule
 from refopt.oracle.layered import Layered, judging
 from refopt.oracle.replay import Memory, Replay
@@ -105,7 +105,7 @@ def _recorded(optimizer: str) -> list[Case]:
 
 def _lint(cases: list[dict[str, Any]]) -> None:
     """Refuse what no vector may be, and an id that is retired."""
-    gone = retired()
+    gone = golden.retired()
     for case in cases:
         for key, why in (("comment", "a reason"), ("clauses", "a clause"), ("kills", "power")):
             if not case[key]:
@@ -116,19 +116,12 @@ def _lint(cases: list[dict[str, Any]]) -> None:
             raise CaseError(msg)
 
 
-def retired() -> dict[str, str]:
-    """The ids that no vector may have any more, and why."""
-    place = golden.root() / "vectors" / "retired.json"
-    document = json.loads(place.read_text(encoding="utf-8"))
-    return {entry["id"]: entry["reason"] for entry in document["retired"]}
-
-
 def _kept(fresh: dict[str, Any], target: Path) -> None:
     """Refuse to change what a stored vector asks, or to drop one that is not retired."""
     if not target.exists():
         return
     new = {case["id"]: case for case in fresh["cases"]}
-    gone = retired()
+    gone = golden.retired()
     for case in json.loads(target.read_text(encoding="utf-8"))["cases"]:
         if case["id"] in gone:
             continue
@@ -301,7 +294,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m refopt.oracle.vectors", description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare with the stored vectors")
     check = parser.parse_args(arguments).check
-    for optimizer in spec.RULES:
+    for optimizer in coverage.optimizers():
         document, target = make(optimizer), path(optimizer)
         _kept(document, target)
         fresh = text(document)
