@@ -23,10 +23,6 @@ from refopt.errors import CaseError
 from refopt.interp import trace
 from refopt.interp.arrays import namespace_of
 from refopt.interp.latex import aligned, latex
-from refopt.rules import nadam, rmsprop, thor
-
-RULES: dict[str, Any] = {"nadam": nadam, "rmsprop": rmsprop, "thor": thor}
-"""Every rule, by the name of its optimizer."""
 
 
 def root() -> Path:
@@ -37,6 +33,12 @@ def root() -> Path:
             return folder
     msg = "the specification is missing: reinstall refopt, or run from a checkout"
     raise CaseError(msg)
+
+
+RULES: dict[str, Any] = {
+    path.stem: import_module(f"refopt.rules.{path.stem}") for path in sorted(root().glob("*.toml"))
+}
+"""Every rule that has a specification, by the name of its optimizer."""
 
 
 @cache

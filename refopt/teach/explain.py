@@ -189,7 +189,7 @@ def memory(s: Setting) -> Iterator[str]:
     for when, arrays_ in zip(("", ", with all that can be asked for"), kept, strict=True):
         if not when or arrays_ != kept[0]:
             size = 4 * len(arrays_)
-            listed = f"of each element{when}: {', '.join(arrays_)}"
+            listed = f"of each element{when}: {', '.join(arrays_) or 'nothing'}"
             yield f"{listed}: {size} bytes in float32, {2 * size} in float64"
     counters = [q for q in clock._fields if q in s.rule.counted(s.profile.choices)]
     if hasattr(s.rule, "shapes_of"):
