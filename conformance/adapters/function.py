@@ -6,7 +6,8 @@ KNOWN is a JSON object: `documented` has the keyword of each hyperparameter and 
 in vectors, `others` lists those that the documentation lacks, `options` those that are true or
 false; `arrays` and `numbers` are what a state may show. A function is given what it names, with
 **hyper all that is documented. Its state is None at first; a dict or a named tuple shows what it
-has under those names.
+has under those names. A function whose attribute `rejects` is true is also given what it must
+refuse, with a ValueError or a TypeError.
 """
 
 import importlib
@@ -24,11 +25,13 @@ COUPLED = ("global_clipnorm", "order")  # what a function of one parameter canno
 class Function:
     """The function, and which keyword it takes for each name."""
 
-    def __init__(self, place, known):
+    def __init__(self, place, known, optimizer):
+        self.optimizer = optimizer
         module, name = place.split(":")
         sys.path.insert(0, os.getcwd())
         self.call = getattr(importlib.import_module(module), name)
         self.known = known
+        self.rejects = bool(getattr(self.call, "rejects", False))
         given = inspect.signature(self.call).parameters.values()
         every = any(p.kind is p.VAR_KEYWORD for p in given)
         named = {p.name for p in given}
@@ -71,8 +74,11 @@ class Case:
             for bits, shape in zip(question["params"], question["shapes"])
         ]
         self.states = [None] * len(self.params)
+        self.kind = "invalid-hyperparameter"  # why it would be refused
 
     def step(self, question):
+        if self.function.optimizer == "rmsprop" and not any(question["grads"]):
+            raise NotImplementedError("a function of one parameter does not see that none moves")
         self.hyper = dict(self.hyper, **question.get("hyper", {}))
         for i, bits in enumerate(question["grads"]):
             if bits is not None:
@@ -90,7 +96,9 @@ class Case:
     def stepped(self, i, bits):
         old = self.params[i]
         keywords = self.function.hyper(self.hyper, self.options)
-        grad = from_bits(bits, old.dtype, old.shape)
+        fits = len(bits) == 2 * old.nbytes
+        self.kind = self.kind if fits else "shape-mismatch"
+        grad = from_bits(bits, old.dtype, old.shape if fits else (-1,))
         given = self.function.call(old, grad, self.states[i], **keywords)
         if not isinstance(given, tuple) or len(given) != 2:
             raise TypeError("the function must return (param, state), got %.80r" % (given,))
@@ -104,6 +112,15 @@ class Case:
         return new, given[1]
 
 
+def failure(error, case):
+    """The answer where a function raises: a refusal, if it says that it refuses, else a crash."""
+    if case and case.function.rejects and isinstance(error, (ValueError, TypeError)):
+        return {"rejected": {"kind": case.kind, "message": str(error)}}
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    where = "%s, line %d" % (os.path.basename(last.filename), last.lineno)
+    return {"error": "%s: %s (%s)" % (type(error).__name__, error, where)}
+
+
 def main():
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what the function prints is no answer
@@ -114,8 +131,9 @@ def main():
         try:
             answer = {}
             if question["op"] == "hello":
-                function = Function(place, known)
+                function = Function(place, known, question["optimizer"])
                 words = ["float16", "float32", "float64", "several", "missing"]
+                words += ["rejects"] if function.rejects else []
                 answer = {
                     "rop": 1,
                     "optimizer": question["optimizer"],
@@ -131,9 +149,7 @@ def main():
         except NotImplementedError as reason:
             answer = {"skipped": str(reason) or "NotImplementedError"}
         except Exception as error:
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            where = "%s, line %d" % (os.path.basename(last.filename), last.lineno)
-            answer = {"error": "%s: %s (%s)" % (type(error).__name__, error, where)}
+            answer = failure(error, case)
         out.write(json.dumps(dict(answer, seq=question["seq"])) + "\n")
         out.flush()
 

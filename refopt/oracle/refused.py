@@ -27,13 +27,15 @@ from refopt.typing import Profile
 ACCEPTS = "accepts"
 """What a vector of this class kills: an implementation that takes the input as it is."""
 
-KINDS: dict[str, tuple[type[Exception], ...]] = {
-    "invalid-hyperparameter": (ValueError, TypeError, IndexError),
-    "shape-mismatch": (ValueError,),
-    "missing-gradient": (ValueError,),
-    "missing-statistics": (ValueError, KeyError),
+MADE, STEPPED = "made", "stepped"
+KINDS: dict[str, tuple[tuple[str, type[Exception]], ...]] = {
+    # a schedule ends at a step
+    "invalid-hyperparameter": ((MADE, ValueError), (MADE, TypeError), (STEPPED, IndexError)),
+    "shape-mismatch": ((STEPPED, ValueError),),
+    "missing-gradient": ((STEPPED, ValueError),),
+    "missing-statistics": ((STEPPED, ValueError), (STEPPED, KeyError)),
 }
-"""Why a case is refused, and what a Python object raises for it."""
+"""Why a case is refused: when a Python object raises, and what."""
 
 Source = dict[str, Any]
 
@@ -45,14 +47,13 @@ def must(case: Case) -> bool:
 
 def wrong(source: Source) -> str:
     """What refopt's object does wrong with such a vector; empty where it refuses as it must."""
-    error = _raised(source)
+    when, error = raised(source)
     if error is None:
         return "accepts what must be refused"
-    if not isinstance(error, KINDS[source["kind"]]):
-        return f"refuses with {error!r}, which is no {source['kind']}"
-    if other := _raised(source | source["repair"]):
-        return f"refuses what is right: {other!r}"
-    return ""
+    if not any(when == at and isinstance(error, type_) for at, type_ in KINDS[source["kind"]]):
+        return f"refuses with {error!r} when it is {when}, which is no {source['kind']}"
+    _, error = raised(source | source["repair"])
+    return "" if error is None else f"refuses what is right: {error!r}"
 
 
 def kills(source: Source, profile: Profile) -> list[str]:
@@ -86,19 +87,20 @@ def clauses(source: Source) -> list[str]:
     return sorted(found, key=[clause["id"] for clause in data["clauses"]].index)
 
 
-def _raised(source: Source) -> Exception | None:
-    """What refopt's object raises on an input; None where it takes it."""
-    optimizer = source["id"].partition(".")[0]
+def raised(source: Source) -> tuple[str, Exception | None]:
+    """(when, what) refopt's object raises on an input; None where it takes it."""
+    optimizer, when = source["id"].partition(".")[0], MADE
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
             step = OBJECTS[optimizer](source)
+            when = STEPPED
             for t in range(1, source["steps"] + 1):
                 grads = source["grads"][(t - 1) % len(source["grads"])]
                 step(t, [_gradient(g, p) for g, p in zip(grads, source["params"], strict=True)])
     except (ValueError, TypeError, KeyError, IndexError, ArithmeticError) as error:
-        return error
-    return None
+        return when, error
+    return when, None
 
 
 # -- objects --------------------------------------------------------------------------------------
