@@ -59,7 +59,7 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/bin/pip
 	@touch $(VENV)/.base $@
 
 $(VENV)/.docs: pyproject.toml | $(VENV)/bin/pip
-	@$(VENV)/bin/$(PIP) -e '.[docs,teach]'
+	@$(VENV)/bin/$(PIP) -e '.[docs]'
 	@touch $(VENV)/.base $@
 
 $(FRAMEWORKS)/.frameworks: pyproject.toml | $(FRAMEWORKS)/bin/pip

@@ -5,12 +5,17 @@
 writes build/site.
 """
 
+import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
+import marimo
 from docutils import nodes
 from latex2mathml.converter import convert
 from sphinx.application import Sphinx
+from sphinx.errors import ExtensionError
 from sphinx.writers.html5 import HTML5Translator
 
 ROOT = Path(__file__).parent.parent
@@ -69,6 +74,45 @@ def block(self: HTML5Translator, node: nodes.math_block) -> None:
     raise nodes.SkipNode
 
 
+def with_rule(app: Sphinx, page: str, source: list[str]) -> None:
+    """A specification ends with its mathematics as code: the function that takes a step."""
+    folder, _, name = page.partition("/")
+    if folder == "spec" and (ROOT / "refopt" / "rules" / f"{name}.py").exists():
+        fence = f"```{{literalinclude}} ../refopt/rules/{name}.py\n:pyobject: step\n```"
+        source[0] += f"\n## The step as code\n\n{fence}\n"
+
+
+MARIMO = [sys.executable, "-m", "marimo", "export", "html", "--no-include-code"]
+CDN = re.compile(r"https://cdn\.jsdelivr\.net/npm/@marimo-team/frontend@[^/]+/dist")
+UNUSED = re.compile(r"""<link rel="preload"[^>]* as="image" />""")
+
+
+def export(app: Sphinx) -> None:
+    """Run the notebooks, beside everything else."""
+    app.running = {
+        path.stem: subprocess.Popen([*MARIMO, path], stdout=subprocess.PIPE)
+        for path in sorted((ROOT / "docs" / "notebooks").glob("*.py"))
+    }
+
+
+def exported(app: Sphinx, exception: Exception | None) -> None:
+    """What the notebooks gave, beside marimo's own files instead of those of its CDN."""
+    target = Path(app.outdir) / "docs" / "notebooks"
+    package = Path(marimo.__file__).parent / "_static"
+    skipped = shutil.ignore_patterns("*.md", "index.html")
+    shutil.copytree(package, target / "marimo", ignore=skipped, dirs_exist_ok=True)
+    for name, process in app.running.items():
+        html, _ = process.communicate()
+        if process.returncode:
+            msg = f"docs/notebooks/{name}.py: marimo exits with {process.returncode}"
+            raise ExtensionError(msg)
+        page = UNUSED.sub("", CDN.sub("marimo", html.decode()))
+        (target / f"{name}.html").write_text(page, encoding="utf-8")
+
+
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
+    app.connect("builder-inited", export)
+    app.connect("source-read", with_rule)
+    app.connect("build-finished", exported)
     app.add_html_math_renderer("mathml", (inline, None), (block, None))
