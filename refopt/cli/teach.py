@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -159,3 +160,48 @@ def explain(
             typer.echo(explained.optimizer(what, profile), nl=False)
         else:
             typer.echo(explained.anything(what), nl=False)
+
+
+@app.command(cls=Command)
+def plot(
+    kind: Annotated[
+        str,
+        typer.Argument(
+            metavar="KIND",
+            help="paths of optimizers on a landscape; learning curves; quantities of an optimizer "
+            "over steps; bands: a float16 run in its envelope; spectra of THOR's factors.",
+            show_default=False,
+        ),
+    ],
+    optimizers: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="OPTIMIZER…",
+            help="Each OPTIMIZER[/PROFILE][:NAME=VALUE,…], as rmsprop/keras-3:momentum=0.9. "
+            "Without lr it takes the power of two that leaves the lowest value.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FILE", help="A .png, .svg or .gif (animated).")
+    ],
+    problem: Problem = "rosenbrock",
+    steps: Annotated[int, typer.Option(min=1, metavar="N", help="How many steps.")] = 50,
+    quantity: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Of the rule, as m or v_hat; may be repeated."),
+    ] = None,
+) -> None:
+    """Draw what optimizers do (needs matplotlib: pip install 'refopt[teach]')."""
+    with exits():
+        from refopt.teach import plot as pictures
+
+        try:
+            figure = pictures.picture(kind, optimizers, problem, steps, quantity or ())
+            pictures.save(figure, out)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+        except OSError as error:
+            msg = f"--out must be a file that can be written, got {out}: {error.strerror}"
+            raise typer.BadParameter(msg) from None
+        typer.echo(f"{out}")
