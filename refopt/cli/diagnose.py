@@ -72,6 +72,72 @@ def diagnose(
     raise typer.Exit(worst(codes))
 
 
+@app.command(cls=Command)
+def compare(
+    first: Annotated[str, typer.Argument(metavar="A", help="A profile. " + IMPLEMENTATION)],
+    second: Annotated[str, typer.Argument(metavar="B", help="The same.")],
+    optimizer: Optimizer = None,
+    select: Select = "*",
+    as_json: Json = False,
+    python: Python = sys.executable,
+    timeout: Timeout = 60.0,
+) -> None:
+    """Say how two rules differ, and while what they agree: profiles, or implementations."""
+    with exits(), progressing() as progress:
+        from refopt.oracle import advice, observe
+        from refopt.oracle.between import between
+        from refopt.oracle.report import NOTHING, OK, Terminal, escape
+
+        sides = [
+            _followed(x, optimizer, select, python=python, seconds=timeout, progress=progress)
+            for x in (first, second)
+        ]
+        optimizers = sorted({of for _, found in sides for of in found})
+        shared = [of for of in optimizers if all(of in found for _, found in sides)]
+        if optimizer is not None:
+            shared = [of for of in shared if of == optimizer]
+        if not shared:
+            msg = f"A and B must be of one optimizer; got {first!r} and {second!r}"
+            raise typer.BadParameter(msg)
+        (one, a), (other, b) = sides
+        known = 0
+        for of in shared:
+            if a[of] is None or b[of] is None:
+                lost = [name for name, side in ((one, a), (other, b)) if side[of] is None]
+                typer.echo(f"{' and '.join(lost)}: no rule is known; see refopt diagnose", err=True)
+                continue
+            if not (vectors := observe.vectors(of, select)):
+                continue
+            found = between(of, a[of], b[of], vectors, progress)
+            known += 1
+            text = advice.comparison((one, other), found)
+            if as_json:
+                say({"kind": "comparison", "text": text, **advice.plain(found)})
+            else:
+                progress("")
+                Terminal().say(escape(text) + "\n")
+    raise typer.Exit(OK if known else NOTHING)
+
+
+def _followed(
+    name: str, optimizer: str | None, select: str, **given: Any
+) -> tuple[str, dict[str, Any]]:
+    """(name, the record that is followed, by optimizer); None where no record is known."""
+    from refopt.oracle.diagnose import Record
+    from refopt.oracle.diagnose import diagnose as diagnosed
+    from refopt.oracle.spec import RULES
+
+    profiles = {of: Record(name, ()) for of, rule in RULES.items() if name in rule.PROFILES}
+    if profiles:
+        return name, profiles
+    of = optimizer if name.startswith(("py:", "cmd:")) else None
+    found: dict[str, Any] = {}
+    for subject in subjects(name, of, select, **given):
+        held = diagnosed(subject.optimizer, subject.observed, progress=given["progress"]).held
+        found.setdefault(subject.optimizer, held[0] if held else None)
+    return name, found
+
+
 @app.command(cls=Command, epilog=EXIT_CODES)
 def minimize(
     implementation: Annotated[

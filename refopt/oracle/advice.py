@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from refopt.oracle import spec
+from refopt.oracle.between import Between
 from refopt.oracle.diagnose import Diagnosis, Difference, Record
 from refopt.oracle.observe import Subject
 from refopt.oracle.verdict import CONFORMS, INCONCLUSIVE, Finding
@@ -160,6 +161,34 @@ def document(subject: Subject, found: Diagnosis) -> dict[str, Any]:
         "failed": [failed._asdict() for failed in subject.failed],
         "text": paragraph(subject, found),
     }
+
+
+def comparison(names: tuple[str, str], found: Between) -> str:
+    """Two rules beside each other, as one paragraph."""
+    one, other = names
+    records = [_record(found.optimizer, record) for record in (found.first, found.second)]
+    parts = [f"{one} follows {records[0]}; {other} follows {records[1]}."]
+    if not found.differ:
+        parts.append(f"They agree on all {found.vectors} vectors.")
+    for axis, first, second in found.axes:
+        told_ = [told(found.optimizer, axis, name) for name in (first, second)]
+        mine, its = (f"{text}{f' ({clause})' if clause else ''}" for text, clause in told_)
+        parts.append(f"{axis.capitalize()}: {one} {mine}; {other} {its}.")
+    if found.finding is not None:
+        parts.append(f"They differ on {len(found.differ)} of {found.vectors} vectors, first on")
+        parts.append(f"{found.differ[0]}, which {_values(found.finding)} at")
+        parts.append(f"{place(found.finding)}.")
+        while_ = "; or ".join(found.agree_while)
+        parts.append(f"They agree while {while_}." if while_ else "No condition was found.")
+    return " ".join(parts)
+
+
+def plain(found: Between) -> dict[str, Any]:
+    """Two rules beside each other as JSON."""
+    finding = None if found.finding is None else _finite(found.finding._asdict())
+    axes = [axis._asdict() for axis in found.axes]
+    records = {"first": found.first._asdict(), "second": found.second._asdict()}
+    return {**found._asdict(), **records, "axes": axes, "finding": finding}
 
 
 def _finite(fields: dict[str, Any]) -> dict[str, Any]:

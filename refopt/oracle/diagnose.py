@@ -173,8 +173,9 @@ def _held(searches: dict[str, Search], against: str, progress: Progress) -> list
         if found or not levels:
             return found
         if n:  # two at once beside the most likely profiles alone
-            far = max(levels, key=lambda name: searches[name].reach)
-            levels = {name: x for name, x in levels.items() if name in (against, far)}
+            progress("which profile is nearest")
+            near = min(levels, key=lambda name: len(searches[name].shown(())))
+            levels = {name: x for name, x in levels.items() if name in (against, near)}
     return []
 
 
