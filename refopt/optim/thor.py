@@ -43,7 +43,7 @@ from refopt.optim.parameter import (
     check_gradient,
     kind,
 )
-from refopt.parallel.mpi import Sums, shares
+from refopt.parallel.mpi import Sums, agree, shares
 from refopt.rules import thor as rule
 
 FIELDS = {
@@ -55,6 +55,12 @@ FIELDS = {
     "scale": "scale",
 }
 """Keys of a parameter's state, and the fields of the rule that they hold."""
+
+NUMBERS = (
+    *("momentum", "weight_decay", "loss_scale", "batch_size", "split_dim", "clip_norm"),
+    *("frequency", "factor_decay"),
+)
+"""In which workers agree."""
 
 STAGES = {
     "g": "its gradient, unscaled, centralized and decayed,",
@@ -112,9 +118,11 @@ class THOR:
     profile : str
         Whose rule: "documented", or another of `refopt.rules.thor.PROFILES`.
     comm : mpi4py communicator, optional
-        Of the workers, each with the same number of samples, among whom factors or inverses are
-        reduced; gradients are the user's to reduce. A worker that raises before it has sent leaves
-        the others waiting: `mpiexec -n 4 python -m mpi4py script.py` ends all (default: None).
+        Of the workers among whom factors or inverses are reduced; gradients are the user's to
+        reduce. All make the optimizer at the same time, with the same numbers, `batch_size` among
+        them, the samples of one. Where one has more samples in a step all count alike. A worker
+        that raises before it has sent leaves the others waiting:
+        `mpiexec -n 4 python -m mpi4py script.py` ends all (default: None).
     reduction : str, optional
         "mean-of-factors", "mean-of-inverses" or "sum-of-inverses" (default: the profile's).
     fixed_order : int, optional
@@ -281,6 +289,7 @@ class THOR:
         self._fixed_order, self._keep_inverse = fixed_order, keep_inverse
         self._reduces = comm is not None or fixed_order is not None
         self._sums = Sums(comm, split_indices or (), fixed_order is not None)
+        agree(comm, {q: getattr(hyper, q) for q in NUMBERS})
         self.messages = 0
         arrays = [p.data for p in self.parameters]
         with recording(False, *arrays):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -86,6 +86,19 @@ def _added(parts: Sequence[Any]) -> Any:
     for part in parts[1:]:
         total = total + part
     return total
+
+
+def agree(comm: Any, numbers: Mapping[str, float]) -> None:
+    """Raise unless this worker's numbers are those of the first one."""
+    if comm is None:
+        return
+    own = np.asarray([*numbers.values()], np.float64)
+    first = own.copy()
+    comm.Bcast(first, root=0)
+    for name, x, wanted in zip(numbers, own, first, strict=True):
+        if x != wanted:
+            msg = f"{name}: {wanted:g}, that of the first worker, is required, got {x:g}"
+            raise ValueError(msg)
 
 
 def shares(name: str, rows: int, size: int) -> list[slice]:
