@@ -177,7 +177,7 @@ def plot(
         list[str],
         typer.Argument(
             metavar="OPTIMIZER…",
-            help="Each OPTIMIZER[/PROFILE][:NAME=VALUE,…], as rmsprop/keras-3:momentum=0.9. "
+            help=r"Each OPTIMIZER\[/PROFILE]\[:NAME=VALUE,…], as rmsprop/keras-3:momentum=0.9. "
             "Without lr it takes the power of two that leaves the lowest value.",
             show_default=False,
         ),
@@ -192,7 +192,7 @@ def plot(
         typer.Option(metavar="NAME", help="Of the rule, as m or v_hat; may be repeated."),
     ] = None,
 ) -> None:
-    """Draw what optimizers do (needs matplotlib: pip install 'refopt[teach]')."""
+    r"""Draw what optimizers do (needs matplotlib: pip install 'refopt\[teach]')."""
     with exits():
         from refopt.teach import plot as pictures
 
