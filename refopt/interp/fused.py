@@ -463,14 +463,14 @@ def threads() -> int:
     return int(numba.get_num_threads())
 
 
-def _pieces(table: Any, itemsize: int) -> Any:
-    """The rows of a table cut into rows of at most `PIECE` elements."""
+def cut(table: Any, itemsize: int, most: int = PIECE) -> Any:
+    """The rows of a table cut into rows of at most so many elements."""
     lengths = table[:, -2]
-    counts = -(-lengths // PIECE)
+    counts = -(-lengths // most)
     pieces = np.repeat(table, counts, axis=0)
     first = np.repeat(np.cumsum(counts) - counts, counts)
-    start = (np.arange(len(pieces)) - first) * PIECE
-    pieces[:, -2] = np.minimum(pieces[:, -2] - start, PIECE)
+    start = (np.arange(len(pieces)) - first) * most
+    pieces[:, -2] = np.minimum(pieces[:, -2] - start, most)
     pieces[:, :-2] += (start * itemsize)[:, None]
     return pieces
 
@@ -521,13 +521,21 @@ class Pass:
         groups: dict[Program, list[int]] = {}
         for i, (program, _) in enumerate(items):
             groups.setdefault(program, []).append(i)
-        self._groups = [_Group(p, own, [items[i][1] for i in own]) for p, own in groups.items()]
-        bounds = [_bounds(arrays[name]) for p, arrays in items for name, _ in p.outputs]
+        self._groups = [
+            self._grouped(p, own, [items[i][1] for i in own]) for p, own in groups.items()
+        ]
+        bounds = [extent(arrays[name]) for p, arrays in items for name, _ in p.outputs]
         line = sorted(bound for bound in bounds if bound[0] < bound[1])
         self._low, self._high = [low for low, _ in line], [high for _, high in line]
         self.apart = _apart(line)
         self._start = [0 for _ in items]
         self._given: list[Any] = [_nothing for _ in items]  # weak: gradients are the caller's
+
+    def _grouped(
+        self, program: Program, members: Sequence[int], columns: Sequence[Mapping[str, Any]]
+    ) -> Any:
+        """Those that run one program."""
+        return _Group(program, members, columns)
 
     def takes(self, grads: Sequence[Any]) -> bool:
         """Take the gradients of a step; False where one shares memory with what is written."""
@@ -536,13 +544,13 @@ class Pass:
         if not new:
             return True
         for i in new:
-            low, high = _bounds(grads[i])
+            low, high = extent(grads[i])
             before = bisect_left(self._low, high)
             if before and self._high[before - 1] > low:
                 return False
             self._start[i] = low
-        for group in self._groups:
-            group.take(grads, self._start)
+        if not all(group.take(grads, self._start) for group in self._groups):
+            return False
         for i in new:
             given[i] = weakref.ref(grads[i])
         return True
@@ -599,7 +607,7 @@ class _Group:
         self.arrays = [[column.get(name) for name in self.names] for column in columns]
         given = [[*column.values()] for column in columns]
         self.orders = [_order(arrays, program.dtype) for arrays in given]
-        rows = [[0 if x is None else _bounds(x)[0] for x in arrays] for arrays in self.arrays]
+        rows = [[0 if x is None else extent(x)[0] for x in arrays] for arrays in self.arrays]
         lengths = [x[0].size * (2 if x[0].dtype.kind == "c" else 1) for x in given]
         self.total = sum(lengths)
         self.table = np.zeros((len(rows), len(self.names) + 2), np.int64)
@@ -609,10 +617,11 @@ class _Group:
         if self.slot is None:
             self._meet([x[0].flags for x in given])
 
-    def take(self, grads: Sequence[Any], start: Sequence[int]) -> None:
+    def take(self, grads: Sequence[Any], start: Sequence[int]) -> bool:
         if self.slot is not None:
             self._meet([grads[i].flags for i in self.members])
             self.table[:, self.slot] = [start[i] for i in self.members]
+        return True
 
     def _meet(self, flags: Sequence[Any]) -> None:
         """Find who goes which way, by the flags of the gradients."""
@@ -651,7 +660,7 @@ class _Group:
         if not self.parallel:
             yield partial(self.kernel, table, rows)
             return
-        table = _pieces(table, np.dtype(self.program.dtype).itemsize)
+        table = cut(table, np.dtype(self.program.dtype).itemsize)
         yield from (_together.acquire, partial(self.kernel, table, rows), _together.release)
 
 
@@ -680,10 +689,11 @@ def _line(x: Any, order: Any) -> Any:
     return line.view(line.real.dtype) if line.dtype.kind == "c" else line
 
 
-def _bounds(x: Any) -> tuple[int, int]:
+def extent(x: Any) -> tuple[int, int]:
     """The first byte of an array and the one after the last."""
-    if x.flags.c_contiguous:
-        start = x.__array_interface__["data"][0]
+    if x.flags.c_contiguous or x.flags.f_contiguous:
+        device = getattr(x, "__cuda_array_interface__", None)
+        start = (device or x.__array_interface__)["data"][0]
         return start, start + x.nbytes
     return np.lib.array_utils.byte_bounds(x)
 
@@ -747,7 +757,7 @@ def prepared(
         return None
     if any(grad is not None and type(grad) is not np.ndarray for grad in grads):
         return None
-    bounds = sorted(_bounds(x) for x in (*params, *chain.from_iterable(kept)) if x.size)
+    bounds = sorted(extent(x) for x in (*params, *chain.from_iterable(kept)) if x.size)
     if not _apart(bounds):
         return None
     dtypes = [dtype_name(param) for param in params]
@@ -836,6 +846,8 @@ def fused(rule: Any, half: str) -> Any:
     def step(
         param: Any, grad: Any, state: Any, s: Any, h: Any, c: Any, *, xp: Any
     ) -> tuple[Any, Any]:
+        if hasattr(rule, "started"):  # what was not kept so far
+            state = rule.started(param, state, c, xp=xp)
         there = {"param": param, "grad": grad, **state._asdict()}
         arrays = {f: plain(x) for f, x in there.items() if x is not None}
         if any(type(x) is not np.ndarray for x in arrays.values()):

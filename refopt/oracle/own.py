@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from refopt.interp import arrays
+from refopt.interp import arrays, fused
 from refopt.interp.formats import COMPLEX
 from refopt.interp.rounded import Rounded, bfloat16, carried, plain
 from refopt.oracle import layered
@@ -16,11 +16,21 @@ from refopt.oracle.spec import RULES
 from refopt.typing import Profile
 
 
-def numpy_run(case: Case, profile: Profile, changed: Mapping[str, Any] | None = None) -> Run:
-    """Run a case by the rule of a profile; `changed`: choices put in place of what it asks for."""
-    rule = RULES[case.id.partition(".")[0]]
+def numpy_run(
+    case: Case,
+    profile: Profile,
+    changed: Mapping[str, Any] | None = None,
+    execution: str = "plain",
+) -> Run:
+    """Run a case by the rule of a profile; `changed`: choices put in place of what it asks for.
+
+    `execution`: "plain", or "fused", which makes programs of the steps of element-wise rules.
+    """
+    rule: Any = RULES[case.id.partition(".")[0]]
     if case.layers:
         return layered.numpy_run(rule, case, profile, changed)
+    if execution == "fused":
+        rule = fused.fused(rule, profile.half)
     # NumPy has no bfloat16 of its own: such arrays are float32, rounded here.
     half = set(case.dtypes) == {"bfloat16"}
     step: Any = _bfloat16_step if half else arrays.run

@@ -91,6 +91,7 @@ class Item(NamedTuple):
     name: str  # of the run: the release and its path, "torch-2.13-foreach"
     profile: str  # judged against
     run: Run | None = None  # None: refopt's own, on NumPy, under the profile
+    execution: str = "plain"  # of refopt's own runs, or "fused"
     axes: bool = True  # ask for alternatives until each is excluded by some run; else for one
     every: bool = False  # ask for every alternative of this run
     together: bool = False  # what explains one run of an implementation is tried on its next
@@ -189,6 +190,7 @@ def tasks(
     as_recorded: bool = True,
     every: bool = False,
     beside: str = "",
+    execution: str = "plain",
 ) -> Iterator[Task]:
     """One task a case: every recorded run, and with `numpy` what refopt does with it on NumPy.
 
@@ -197,6 +199,7 @@ def tasks(
     `profile`: judge against this one instead of the run's own. `every`: ask of every recorded run
     for every alternative, so that a report says the same whatever ran before. `beside`: compare
     some runs of each release with this profile as well, and say which rule explains them.
+    `execution`: how refopt runs it; see `refopt.oracle.own.numpy_run`.
     """
     here, found = f"NumPy {np.__version__}", list(found)
     standing: dict[str, list[Comparison]] = {}
@@ -209,9 +212,10 @@ def tasks(
                 raise CaseError(_unknown(recording.case, name, profile, known))
             items.append(recorded(*_origin(recording, name), against, run))
         if numpy:
-            items.append(Item(here, "refopt documented", "documented", axes=False))
+            mine = Item(here, "refopt documented", "documented", axes=False, execution=execution)
+            items.append(mine)
             items += [
-                Item(here, "refopt as recorded", name, axes=False)
+                mine._replace(name="refopt as recorded", profile=name)
                 for name, run in recording.runs.items()
                 if as_recorded and name != "documented" and not run.error
             ]
@@ -275,7 +279,7 @@ def _judged(case: Case, item: Item) -> Result:
 
 def _verdict(case: Case, item: Item, result: Result) -> Result:
     profile = profiles(case)[item.profile]
-    run = item.run or numpy_run(case, profile)
+    run = item.run or numpy_run(case, profile, execution=item.execution)
     if run.error:
         refused = result.item._replace(detail="{type}: {message}".format(**run.error))
         return result._replace(item=refused, status=REJECTED)
