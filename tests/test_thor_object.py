@@ -1119,6 +1119,8 @@ def test_a_state_that_no_step_leaves_is_rejected_and_nothing_is_loaded(profile):
         (state("emb.weight", a_inverse=np.ones((1, 4, 4))), ValueError, "a_inverse: shape"),
         (state("emb.weight", a_inverse=-np.ones(4)), ValueError, "a_inverse: finite"),
         (state(a_inverse=np.full_like(inverse, np.nan)), ValueError, "a_inverse: finite"),
+        (state(a_inverse=0 * inverse), ValueError, "a_inverse: finite numbers, above 0"),
+        (state(g_inverse=-own["g_inverse"]), ValueError, "g_inverse: finite numbers, above 0"),
         (state(moment=np.full(SHAPES["conv.weight"], np.inf)), ValueError, "moment: finite"),
         (state(a_inverse="x"), TypeError, "a_inverse: an array is required, got str"),
         (state(moment=5), TypeError, "moment: an array is required, got int"),

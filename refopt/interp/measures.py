@@ -35,7 +35,8 @@ def any_beyond(limit: float, arrays: Sequence[Any]) -> list[bool]:
 def invertible(arrays: Sequence[Any]) -> list[bool]:
     """Whether these are inverses of positive definite matrices, as far as one sees; of each array.
 
-    Of blocks (…, n, n) all elements are finite, of a diagonal (n,) they are positive, too.
+    All elements are finite, and those on the diagonal positive; the array is blocks (…, n, n), or
+    a diagonal (n,).
     """
     if not arrays:
         return []
@@ -52,8 +53,8 @@ def invertible_blocks(x: Any) -> list[bool]:
 
 
 def _invertible(x: Any, xp: Any) -> Any:
-    good = xp.isfinite(x)
-    return good & (x > 0) if x.ndim == 1 else good
+    diagonal = x if x.ndim == 1 else xp.expand_dims(xp.linalg.diagonal(x), axis=-1)
+    return xp.isfinite(x) & (diagonal > 0)
 
 
 def fault_of(damped: Any, number: int, size: int, dtype: str) -> str:

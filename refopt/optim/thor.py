@@ -848,9 +848,10 @@ def _fitted(where: str, state: Any, array: Any, more: dict[str, tuple[int, ...]]
         if tuple(x.shape) != shapes[f]:
             msg = f"{where}: {key}: shape {shapes[f]} is required, got {tuple(x.shape)}"
             raise ValueError(msg)
-        good = invertible([x]) if f == "a_inverse" else finite([x])
-        if not good[0]:
-            msg = f"{where}: {key}: finite numbers are required, got others"
+        inverse = f in ("a_inverse", "g_inverse")
+        if not (invertible if inverse else finite)([x])[0]:
+            wanted = "finite numbers" + (", above 0 on the diagonal," if inverse else "")
+            msg = f"{where}: {key}: {wanted} are required, got others"
             raise ValueError(msg)
         fields[f] = placed(x, array)
     return rule.State(**fields)
