@@ -53,6 +53,15 @@ class Quantities(NamedTuple):
     param: Array  # θₜ
 
 
+# -- given (SGD-1.5): hyperparameters as given, or mistaken ---------------------------------------
+def as_given(h: Hyper) -> Hyper:  # SGD-1.5a
+    return h
+
+
+def swapped_momentum(h: Hyper) -> Hyper:  # SGD-1.5b
+    return h._replace(momentum=1 - h.momentum)
+
+
 # -- objective (SGD-3.1) --------------------------------------------------------------------------
 def minimize(grad: Array) -> Array:  # SGD-3.1a
     return grad
@@ -130,6 +139,7 @@ def previous(p: Array, g: Array, b: Array, h: Hyper, s: Scalars) -> Moved:  # SG
 class Choices(NamedTuple):
     """One formula for each axis; the defaults are the documented optimizer, plain."""
 
+    given: Callable[[Hyper], Hyper] = as_given
     objective: Callable[[Array], Array] = minimize
     decay: Callable[..., tuple[Array, Array]] = no_decay
     start: Callable[[Number, Hyper], Number] = first_whole
@@ -137,6 +147,7 @@ class Choices(NamedTuple):
 
 
 AXES: dict[str, dict[str, Any]] = {
+    "given": {"as-given": as_given, "swapped-momentum": swapped_momentum},
     "objective": {"minimize": minimize, "maximize": maximize},
     "decay": {"none": no_decay, "coupled": coupled, "decoupled": decoupled},
     "start": {
@@ -191,8 +202,8 @@ def init(param: Array, choices: Choices, *, xp: Namespace, num: Numbers) -> tupl
 
 
 def settle(hyper: Hyper, choices: Choices, *, num: Numbers) -> Hyper:
-    """Hyperparameters as numbers."""
-    return Hyper(*map(num, hyper))
+    """Hyperparameters as numbers (SGD-1.5)."""
+    return Hyper(*map(num, choices.given(hyper)))
 
 
 def tick(clock: Clock, hyper: Hyper, choices: Choices, *, num: Numbers) -> tuple[Scalars, Clock]:
