@@ -164,6 +164,16 @@ def test_a_report_names_defects_and_the_layer_whose_factor_shows_them():
     assert "and table=untransposed (THO-5.3c)" in text
 
 
+@pytest.mark.parametrize(
+    ("name", "error"), [("dense-first", "ValueError"), ("conv-two-outputs", "IndexError")]
+)
+def test_where_the_release_fails_it_shows_no_value_and_the_profile_has_one(name, error):
+    case, run, profile = recorded(f"2-10.ascend-{name}")
+    assert run.error["type"] == error
+    assert not (run.steps or run.factors)
+    assert judge(case, numpy_run(thor, case, profile), profile).verdict(axes=False).first is None
+
+
 # --------------------------------------------------------------------------- answers that are wrong
 
 
