@@ -1,7 +1,5 @@
 /* NAdam (spec/nadam.md) for `refopt check 'cmd:./nadam' --optimizer nadam`, by docs/protocol.md.
- *
- *     cc -O2 -ffp-contract=off nadam.c -o nadam -lm
- */
+ *     cc -O2 -ffp-contract=off nadam.c -o nadam -lm */
 #include <inttypes.h>
 #include <math.h>
 #include <stddef.h>
@@ -10,16 +8,17 @@
 #include <string.h>
 
 enum { LINE = 1 << 20, ARRAYS = 8, ELEMENTS = 64 };
-
 typedef struct {
-    int size, t; /* elements; steps done */
-    double product, param[ELEMENTS], m[ELEMENTS], v[ELEMENTS];
+    int size;
+    double t, product, param[ELEMENTS], m[ELEMENTS], v[ELEMENTS];
 } Array;
-
 static struct { double lr, beta1, beta2, epsilon, weight_decay, momentum_decay; } h;
 static int arrays, wide, maximize, decoupled; /* wide: float64, else float32 */
 static Array array[ARRAYS];
 static char line[LINE];
+
+/* What follows in the line. */
+static const char *after(const char *key) { return strstr(line, key) + strlen(key); }
 
 /* The number after a name, as it was where the line lacks it. */
 static double number(const char *name, double before) {
@@ -44,7 +43,7 @@ static void read_hyper(void) {
 static double stored(double x) { return wide ? x : (float)x; }
 
 /* The elements of the next string of bits, and how many there are; -1 for null. */
-static int decode(const char **at, double *x) {
+static int decode(const char **at, double *x, int wide) {
     *at += strcspn(*at, "\"n");
     if (**at == 'n') return *at += 4, -1;
     int digits = wide ? 16 : 8, n = 0;
@@ -81,10 +80,10 @@ static void encode(const char *name, size_t offset) {
     printf("]");
 }
 
-static double mu(int t) { return h.beta1 * (1 - 0.5 * pow(0.96, t * h.momentum_decay)); }
+static double mu(double t) { return h.beta1 * (1 - 0.5 * pow(0.96, t * h.momentum_decay)); }
 
 static void step(Array *a, const double *grad) {
-    int t = ++a->t;
+    double t = ++a->t; /* steps done */
     a->product *= mu(t);
     double here = (1 - mu(t)) / (1 - a->product);
     double ahead = mu(t + 1) / (1 - a->product * mu(t + 1));
@@ -104,35 +103,46 @@ static void start(void) {
     read_hyper();
     maximize = (int)number("maximize", 0);
     decoupled = (int)number("decoupled_weight_decay", 0);
-    const char *at = strstr(line, "\"params\": [") + strlen("\"params\": [");
+    const char *at = after("\"params\": [");
     for (arrays = 0; *at != ']' && arrays < ARRAYS; arrays++, at += strspn(at, ", ")) {
         array[arrays] = (Array){.product = 1};
-        array[arrays].size = decode(&at, array[arrays].param);
+        array[arrays].size = decode(&at, array[arrays].param, wide);
     }
+}
+
+/* One quantity of the state, from its place in an array; a number is a float64. */
+static void set(const char *at, size_t offset, int wide) {
+    for (int i = 0; i < arrays; i++) decode(&at, (double *)((char *)&array[i] + offset), wide);
 }
 
 int main(void) {
     while (fgets(line, LINE, stdin)) {
         printf("{\"seq\": %d", (int)number("seq", 0));
         if (strstr(line, "\"op\": \"hello\"")) {
-            const char *suite = strstr(line, "\"suite\": \"") + strlen("\"suite\": \"");
+            const char *suite = after("\"suite\": \"");
             printf(", \"rop\": 1, \"optimizer\": \"nadam\", \"suite\": \"%.*s\"",
                    (int)strcspn(suite, "\""), suite);
             printf(", \"name\": \"nadam.c\", \"version\": \"1\", \"takes\": [\"float32\", "
-                   "\"float64\", \"several\", \"missing\", \"lr\", \"beta1\", \"beta2\", "
+                   "\"float64\", \"several\", \"missing\", \"set_state\", \"lr\", \"beta1\", \"beta2\", "
                    "\"epsilon\", \"weight_decay\", \"momentum_decay\", \"maximize\", "
                    "\"decoupled_weight_decay\"]");
         } else if (strstr(line, "\"op\": \"case\"")) {
             start();
         } else if (strstr(line, "\"op\": \"step\"")) {
-            const char *at = strstr(line, "\"grads\": [") + strlen("\"grads\": [");
+            const char *at = after("\"grads\": [");
             double grad[ELEMENTS];
             read_hyper();
             for (int i = 0; i < arrays; i++)
-                if (decode(&at, grad) >= 0) step(&array[i], grad);
+                if (decode(&at, grad, wide) >= 0) step(&array[i], grad);
             encode("param", offsetof(Array, param));
             encode("m", offsetof(Array, m));
             encode("v", offsetof(Array, v));
+        } else if (strstr(line, "\"op\": \"set_state\"")) {
+            set(after("\"t\": ["), offsetof(Array, t), 1);
+            set(after("\"product\": ["), offsetof(Array, product), 1);
+            set(after("\"param\": ["), offsetof(Array, param), wide);
+            set(after("\"m\": ["), offsetof(Array, m), wide);
+            set(after("\"v\": ["), offsetof(Array, v), wide);
         }
         puts("}");
         fflush(stdout);

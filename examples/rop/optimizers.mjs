@@ -80,7 +80,8 @@ let running;
 const answer = {
   hello(q) {
     optimizer = KNOWN[q.optimizer];
-    const takes = ["float32", "float64", "several", "missing", "lr", "epsilon", ...optimizer.takes];
+    const plain = ["float32", "float64", "several", "missing", "set_state", "lr", "epsilon"];
+    const takes = [...plain, ...optimizer.takes];
     const known = { name: "optimizers.mjs", version: process.version, takes };
     return { rop: 1, optimizer: q.optimizer, suite: q.suite, ...known };
   },
@@ -103,6 +104,14 @@ const answer = {
     });
     const shown = ["param", ...optimizer.shows(hyper, options)];
     return Object.fromEntries(shown.map((q) => [q, arrays.map((x) => encode(x[q], wide))]));
+  },
+  set_state(q) {
+    for (const [name, column] of Object.entries(q))
+      running.arrays.forEach((x, i) => {
+        if (name === "t" || name === "product") [x[name]] = decode(column[i], true);
+        else if (name in x) x[name] = decode(column[i], running.wide);
+      });
+    return {};
   },
   bye: () => ({}),
 };

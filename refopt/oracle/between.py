@@ -153,9 +153,11 @@ def _conditions(optimizer: str, differ: list[Case], first: Record, second: Recor
 def _features(case: Case) -> set[str]:
     """What can be left out of a case: a learning rate of 0, or no step, is no case of interest."""
     changed = {f"change of {name}" for changes in case.changes.values() for name in changes}
+    described = spec.load(case.id.partition(".")[0])["hyperparameters"]
+    ranges = {name: described.get(name, {}).get("range", {}) for name in case.hyper}
     fixed = {name for name, x in case.hyper.items() if not isinstance(x, float) or name == "lr"}
-    counts = {name for name, x in case.source["hyper"].items() if "." not in str(x)}
-    return (rop.needs(case) | changed) - fixed - counts - {*FORMATS}
+    fixed |= {name for name, x in ranges.items() if "above" in x or x.get("least", 0) > 0}
+    return (rop.needs(case) | changed) - fixed - {*FORMATS}
 
 
 def _without(case: Case, words: frozenset[str]) -> Case | None:

@@ -86,6 +86,8 @@ class Run(NamedTuple):
     finalized: list[Values | None] | None = None  # parameters after finalize_variable_values
     # step that refreshes -> quantity -> layer with factors -> array
     factors: dict[int, dict[str, dict[str, Tensor]]] = {}  # noqa: RUF012
+    # step -> quantity -> parameter -> values that the state was set to before it
+    before: dict[int, dict[str, list[Values | None]]] = {}  # noqa: RUF012
 
 
 class Recording(NamedTuple):

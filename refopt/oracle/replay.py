@@ -118,7 +118,8 @@ class Replay:
                 # what is not kept from the start may be kept from a change on
                 fields = state._fields if self.case.changes else self.kept(state)
                 shown = [q for q in fields if values.get(q) is not None]
-                known = {q: self.array(values[q] or [], run.dtypes[q][i]) for q in shown}
+                dtypes = {q: run.dtypes.get(q, self.case.dtypes)[i] for q in shown}
+                known = {q: self.array(values[q] or [], dtypes[q]) for q in shown}
                 state = state._replace(**known)
             states.append(state)
             counted = {
@@ -140,11 +141,12 @@ class Replay:
             return choices[i].counter is self.rule.per_parameter and not begun
 
         return all(
-            q in step and (x is not None or unborn(i, t))
+            q in shown and (x is not None or unborn(i, t))
             for t, step in run.steps.items()
+            for shown in [step | run.before.get(t + 1, {})]
             for i, c in enumerate(choices)
             for q in self.rule.counted(c)
-            for x in [step.get(q, choices)[i]]
+            for x in [shown.get(q, choices)[i]]
         )
 
     @staticmethod

@@ -10,15 +10,17 @@ import inspect
 import json
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
+from itertools import pairwise
 from typing import Any, NamedTuple, NoReturn
 
 from refopt.errors import CaseError
-from refopt.interp.formats import COMPLEX, FORMATS
+from refopt.interp.formats import COMPLEX, FORMATS, from_bits, to_bits
 from refopt.optim.nadam import NAdam
 from refopt.optim.rmsprop import RMSprop
 from refopt.oracle import golden, refused, spec, suite
 from refopt.oracle.golden import Case, Recording, Schedule, Sparse
 from refopt.oracle.live import unjudged
+from refopt.oracle.own import numpy_run
 from refopt.oracle.process import Failure, Process, message
 from refopt.oracle.spec import RULES
 from refopt.oracle.suite import BROKEN, CRASHED, LACKS, REJECTED, SKIPPED, Item, Task
@@ -65,7 +67,7 @@ def words(optimizer: str) -> list[str]:
     """What a program may say it takes."""
     rule = RULES[optimizer]
     dtypes = [*FORMATS, *COMPLEX]
-    extras = ["several", "missing", "rejects"]
+    extras = ["several", "missing", "rejects", "set_state"]
     extras += ["sparse"] if hasattr(rule, "Rows") else []
     extras += ["schedule", "order"] if hasattr(rule, "scheduled") else []
     return [*dtypes, *extras, *rule.Hyper._fields, *rule.OPTIONS]
@@ -116,16 +118,53 @@ class Part(NamedTuple):
     questions: list[Message]  # the case, then its steps
 
 
-def questions(found: Iterable[Recording]) -> Iterator[tuple[Recording, list[Part]]]:
-    """What is asked of each case, numbered throughout."""
+def questions(
+    found: Iterable[Recording], *, settable: bool = False
+) -> Iterator[tuple[Recording, list[Part]]]:
+    """What is asked of each case, numbered throughout; `settable`: with states to be set."""
     seq = 1
     for recording in found:
+        case = recording.case
+        states = _states(case) if settable and not refused.must(case) else {}
+        last = 0 if refused.must(case) else case.steps
         parts = []
-        for members, asked in _groups(recording.case):
-            numbered = [{"op": q["op"], "seq": seq + n} | q for n, q in enumerate(asked)]
+        for members, asked in _groups(case):
+            numbered = []
+            for question in asked:
+                numbered.append({"op": question["op"], "seq": seq} | question)
+                seq += 1
+                if 1 <= (t := question.get("t", 0)) < last:
+                    if columns := states.get(t + 1):
+                        state = {q: [column[i] for i in members] for q, column in columns.items()}
+                        numbered.append({"op": "set_state", "seq": seq} | state)
+                    seq += 1  # kept where no state is set
             parts.append(Part(members, numbered))
-            seq += len(asked)
         yield recording, parts
+
+
+def _states(case: Case) -> dict[int, dict[str, list[Any]]]:
+    """The state to be set before each step but the first, as bits.
+
+    What the documented rule has there, the elements of each array in reverse: no answer to what is
+    asked, and of the same size.
+    """
+    run = numpy_run(case, RULES[suite.optimizer(case.id)].PROFILES["documented"])
+    double = FORMATS["float64"]
+
+    def bits(q: str, i: int, values: golden.Values | None) -> str | None:
+        if values is None:
+            return None
+        f = FORMATS[case.dtypes[i]] if q in (*_ARRAYS, "param") else double
+        return to_bits(values[::-1], f)
+
+    return {
+        t + 1: {q: [bits(q, i, x) for i, x in enumerate(column)] for q, column in step.items()}
+        for t, step in run.steps.items()
+        if t < case.steps
+    }
+
+
+_ARRAYS = {q for name in OBJECTS for q in RULES[name].State._fields}
 
 
 def _groups(case: Case) -> Iterator[tuple[list[int], list[Message]]]:
@@ -163,7 +202,7 @@ def generate(optimizer: str, pattern: str, takes: set[str]) -> Iterator[Message]
     """All questions to a program that takes this, in the order of a file."""
     yield hello(optimizer)
     last = 0
-    for recording, parts in questions(vectors(optimizer)):
+    for recording, parts in questions(vectors(optimizer), settable="set_state" in takes):
         last = parts[-1].questions[-1]["seq"]
         if fnmatchcase(recording.case.id, pattern) and needs(recording.case) <= takes:
             for part in parts:
@@ -211,7 +250,23 @@ def items(
         return (_unjudged(program, profile, lacking.status, lacking.detail),)
     except CaseError as error:
         raise Failure(BROKEN, str(error)) from None
+    run = run._replace(before=_set(recording.case, parts))
     return (Item(known, program.name, profile or "documented", run, together=True),)
+
+
+def _set(case: Case, parts: list[Part]) -> dict[int, dict[str, list[Any]]]:
+    """What the state was set to before each step."""
+    found: dict[int, dict[str, list[Any]]] = {}
+    for members, asked in parts:
+        for question, then in pairwise(asked):
+            state = question.items() if question["op"] == "set_state" else ()
+            for q, column in ((q, x) for q, x in state if q not in ("op", "seq")):
+                for i, bits in zip(members, column, strict=True):
+                    f = FORMATS[case.dtypes[i] if q in (*_ARRAYS, "param") else "float64"]
+                    columns = found.setdefault(then["t"], {})
+                    values = None if bits is None else from_bits(bits, f)
+                    columns.setdefault(q, [None] * len(case.params))[i] = values
+    return found
 
 
 def _refusal(program: Spoken, case: Case, parts: list[Part], ask: Ask) -> tuple[str, str]:
@@ -248,6 +303,8 @@ def _run(program: Spoken, case: Case, parts: list[Part], ask: Ask) -> dict[str, 
         _accepted(ask(first), first)
         for question in rest:
             answer = dict(_accepted(ask(question), question))
+            if question["op"] == "set_state":
+                continue
             stated = answer.pop("dtypes", {})
             if not isinstance(stated, dict):
                 _refuse(case, question, f"dtypes must be an object, got {stated!r:.80}")
@@ -327,13 +384,15 @@ class Program(Process):
             self.close()
             raise
         self.known = f"{self.spoken.name} {self.spoken.version}"
-        self._parts = {r.case.id: parts for r, parts in questions(vectors(optimizer))}
+        self._settable = "set_state" in self.spoken.takes
+        asked = questions(vectors(optimizer), settable=self._settable)
+        self._parts = {r.case.id: parts for r, parts in asked}
 
     def items(self, recording: Recording, profile: str | None) -> tuple[Item, ...]:
         """What it does with a case, of the suite or not."""
         parts = self._parts.get(recording.case.id)
         if parts is None:
-            ((_, parts),) = questions([recording])
+            ((_, parts),) = questions([recording], settable=self._settable)
         return items(self.spoken, recording, parts, self._asked, profile)
 
     def _asked(self, question: Message) -> Message:
@@ -371,7 +430,8 @@ class Answers:
             self._spoken = spoken(first, optimizer)
         except Failure as failure:
             raise CaseError(failure.detail) from None
-        self._asked = [*questions(vectors(optimizer))]
+        settable = "set_state" in self._spoken.takes
+        self._asked = [*questions(vectors(optimizer), settable=settable)]
         self._bye = self._asked[-1][1][-1].questions[-1]["seq"] + 1
 
     def tasks(self, pattern: str, profile: str | None) -> Iterator[Task]:

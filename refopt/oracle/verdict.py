@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from refopt.interp.balls import precision
 from refopt.interp.envelope import ROUNDINGS, Envelope, Interval, ShapeError
 from refopt.interp.formats import FORMATS, ulp
-from refopt.oracle.golden import Case, Run, Sparse
+from refopt.oracle.golden import Case, Run, Sparse, Values
 from refopt.oracle.replay import Memory, Replay
 from refopt.oracle.search import Beside, Changes, Search, equal
 from refopt.typing import Profile
@@ -308,7 +308,7 @@ class Judge:
 
     def _known(self, t: int, kept: set[str]) -> bool:
         """Whether everything before step `t` is known: null stands for no state only at first."""
-        before = self.run.steps.get(t - 1, {})
+        before = self._shown(t)
         return t == 1 or (
             kept <= before.keys()
             and all(
@@ -318,6 +318,10 @@ class Judge:
             )
         )
 
+    def _shown(self, t: int) -> dict[str, list[Values | None]]:
+        """What is known of the state before step `t`: what it was set to, or what was shown."""
+        return self.run.before.get(t) or self.run.steps.get(t - 1, {})
+
     def _stepped(self, i: int, t: int) -> bool:
         """Whether parameter `i` had a gradient before step `t`."""
         return any(self.case.gradients(s)[i] is not None for s in range(1, t))
@@ -325,7 +329,7 @@ class Judge:
     def _start(self, replay: Replay, t: int, before: Memory) -> Memory:
         if t == 1:
             return replay.start()
-        return replay.forced(before, self.run.steps[t - 1], self.run)
+        return replay.forced(before, self._shown(t), self.run)
 
     def _forced(self, changed: dict[str, Any]) -> Iterator[Check]:
         """Every observation teacher-forced; open-loop where the state was not recorded.
@@ -334,7 +338,8 @@ class Judge:
         """
         replay, run = self._replay(changed), self.run
         kept = {q for state in replay.start().states for q in Replay.kept(state)}
-        if any(not kept <= step.keys() for step in run.steps.values()):
+        shown = run.before or run.steps
+        if any(not kept <= step.keys() for step in shown.values()):
             for t, memory in replay.open_loop():
                 if t in run.steps:
                     yield from _compare(replay, run, t, memory, OPEN)
@@ -396,7 +401,7 @@ def _distance(check: Check, case: Case, run: Run) -> tuple[float, float]:
     before = (
         case.params[i]
         if check.step == 1
-        else (run.steps.get(check.step - 1, {}).get("param", [])[i] or [])
+        else (run.before.get(check.step) or run.steps[check.step - 1])["param"][i] or []
     )
     update = check.observed - before[j]
     f = FORMATS[case.dtypes[i]]
