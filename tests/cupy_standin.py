@@ -5,12 +5,20 @@ It is no subclass of ndarray; results of shape () stay arrays; NumPy arrays besi
 `numpy.asarray` of it are refused; `syncs` counts the reads that would make the host wait.
 """
 
+import atexit
+import ctypes
 import operator
+import shutil
+import subprocess
 import sys
+import tempfile
+from functools import cache
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
+import pytest
 
 
 class Device:
@@ -37,7 +45,7 @@ class ndarray:  # noqa: N801
     __module__ = "cupy"  # where errors say that it comes from
     syncs = 0
     device = Device()
-    __slots__ = ("_host",)
+    __slots__ = ("__weakref__", "_host")
     __hash__ = None
 
     def __init__(self, host):
@@ -92,6 +100,7 @@ class ndarray:  # noqa: N801
     dtype = property(lambda self: self._host.dtype)
     ndim = property(lambda self: self._host.ndim)
     size = property(lambda self: self._host.size)
+    nbytes = property(lambda self: self._host.nbytes)
     strides = property(lambda self: self._host.strides)
     flags = property(lambda self: self._host.flags)
     __cuda_array_interface__ = property(lambda self: self._host.__array_interface__)
@@ -178,6 +187,70 @@ def _module(name, source):
     return module
 
 
+# What g++ needs to read CUDA C: one thread after the other.
+SHIM = """
+#include <cmath>
+#define __global__
+#define __device__
+static struct { unsigned x; } blockIdx, threadIdx, blockDim;
+"""
+LAUNCH = """
+extern "C" void launch(unsigned blocks, unsigned threads, const long long* table,
+                       const void* numbers) {
+    blockDim.x = threads;
+    for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++)
+        for (threadIdx.x = 0; threadIdx.x < threads; threadIdx.x++)
+            refopt_step(table, (const T*) numbers);
+}
+"""
+FLAGS = ("-std=c++14", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-w")
+
+
+@cache
+def _folder():
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+def compiled(code):
+    """The library that g++ makes of a text."""
+    if shutil.which("g++") is None:
+        pytest.skip("CUDA C without a GPU needs g++")
+    path = _folder() / f"{len([*_folder().iterdir()])}.so"
+    command = ["g++", *FLAGS, "-x", "c++", "-o", str(path), "-"]
+    subprocess.run(command, input=code, text=True, check=True)
+    return ctypes.CDLL(str(path))
+
+
+class RawModule:
+    """A module of CUDA C, run by the host."""
+
+    launches = 0
+
+    def __init__(self, *, code, options=()):
+        assert "--fmad=false" in options
+        self._launch = _launcher(code)
+
+    def get_function(self, name):
+        assert name == "refopt_step"
+
+        def run(grid, block, args):
+            RawModule.launches += 1
+            table, numbers = (x._host for x in args)
+            assert table.dtype == np.int64
+            assert len(table) == grid[0]
+            addresses = (ctypes.c_void_p(x.ctypes.data) for x in (table, numbers))
+            self._launch(grid[0], block[0], *addresses)
+
+        return run
+
+
+@cache
+def _launcher(code):
+    return compiled(SHIM + code + LAUNCH).launch
+
+
 def install():
     """Be `cupy` from now on; returns the module."""
     if getattr(sys.modules.get("cupy"), "ndarray", None) is ndarray:
@@ -188,6 +261,7 @@ def install():
     cupy.cuda.device = sys.modules["cupy.cuda.device"] = ModuleType("cupy.cuda.device")
     cupy.cuda.Device = cupy.cuda.device.Device = Device
     cupy.ndarray = ndarray
+    cupy.RawModule = RawModule
     # From the host to the device is a copy, not a wait.
     cupy.array = cupy.asarray = _wrapped(
         np.array, lambda x: x if isinstance(x, np.ndarray) else _operand(x)

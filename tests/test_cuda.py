@@ -2,37 +2,21 @@
 
 import ctypes
 import re
-import shutil
-import subprocess
 from functools import cache
 
+import cupy_standin
 import numpy as np
 import pytest
 from backends import numpy_dtype, same_bits
+from cupy_standin import LAUNCH, SHIM, compiled
 from nvrtc import ptx
 
+import refopt
 from refopt.interp import cuda, fused
 from refopt.rules import nadam, rmsprop
 
 RULES = {"nadam": nadam, "rmsprop": rmsprop}
-CXX = shutil.which("g++")
 DTYPES = ("float64", "float32", "float16", "bfloat16")
-# What g++ needs to read CUDA C: one thread at a time.
-SHIM = """
-#include <cmath>
-#define __global__
-#define __device__
-static struct { unsigned x; } blockIdx, threadIdx, blockDim;
-"""
-LAUNCH = """
-extern "C" void launch_%(k)d(unsigned blocks, unsigned threads, const long long* table,
-                             const void* numbers) {
-    blockDim.x = threads;
-    for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++)
-        for (threadIdx.x = 0; threadIdx.x < threads; threadIdx.x++)
-            kernel_%(k)d::step(table, (const kernel_%(k)d::T*) numbers);
-}
-"""
 
 
 def asked(rule, profile):
@@ -80,19 +64,14 @@ def lines(program, dtype, seed, n, offset):
 
 
 @pytest.fixture(scope="module")
-def launchers(tmp_path_factory):
+def launchers():
     """Every kernel, compiled by g++ into one library."""
-    if CXX is None:
-        pytest.skip("needs g++")
-    folder = tmp_path_factory.mktemp("cuda")
     text = SHIM
     for k, (program, dtype) in enumerate(programs().values()):
         own = cuda.source(program, dtype).replace('extern "C" __global__', "__global__")
-        text += f"namespace kernel_{k} {{\n{own}}}\n" + LAUNCH % {"k": k}
-    (folder / "all.cpp").write_text(text)
-    command = [CXX, "-std=c++14", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-w"]
-    subprocess.run([*command, "-o", "all.so", "all.cpp"], cwd=folder, check=True)
-    library = ctypes.CDLL(str(folder / "all.so"))
+        body = own + LAUNCH.replace("launch(", f"launch_{k}(")
+        text += f"namespace kernel_{k} {{\n{body}}}\n"
+    library = compiled(text)
     return {name: getattr(library, f"launch_{k}") for k, name in enumerate(programs())}
 
 
@@ -142,3 +121,42 @@ def test_the_compiler_would_contract_if_it_were_let():
     program, dtype = next(iter(programs().values()))
     text = ptx(cuda.source(program, dtype), ["--gpu-architecture=compute_90"])
     assert "fma.rn" in text
+
+
+def test_a_step_of_many_tensors_is_one_launch_without_a_wait_and_has_the_bits_of_numpy():
+    cupy = cupy_standin.install()
+    rng = np.random.default_rng(3)
+    shapes = [(), (3,), (4, 5), (2, 3, 4), (9000,)]
+    starts = [rng.standard_normal(shape, np.float32) for shape in shapes]
+    ours = [refopt.Parameter(x.copy()) for x in starts]
+    theirs = [refopt.Parameter(cupy.asarray(x)) for x in starts]
+    plain, launched = refopt.NAdam(ours, lr=0.1), refopt.NAdam(theirs, lr=0.1)
+    for step in range(4):
+        for mine, other in zip(ours, theirs, strict=True):
+            mine.grad = rng.standard_normal(mine.data.shape, np.float32)
+            other.grad = cupy.asarray(mine.grad)
+        before = cupy_standin.RawModule.launches, cupy_standin.ndarray.syncs
+        plain.step()
+        launched.step()
+        after = cupy_standin.RawModule.launches, cupy_standin.ndarray.syncs
+        assert (after[0] - before[0], after[1] - before[1]) == (1, 0), step
+    for mine, other in zip(ours, theirs, strict=True):
+        assert same_bits(other.data.get(), mine.data)
+        assert same_bits(launched.state[other]["exp_avg_sq"].get(), plain.state[mine]["exp_avg_sq"])
+
+
+@pytest.mark.parametrize("case", ["gap", "shared"])
+def test_what_a_kernel_cannot_take_runs_as_plain_operations(case):
+    cupy = cupy_standin.install()
+    start, grad = np.arange(1, 7, dtype="float32"), np.arange(6, dtype="float32") - 2.5
+    ours, theirs = refopt.Parameter(start.copy()), refopt.Parameter(cupy.asarray(start))
+    ours.grad = grad
+    if case == "gap":
+        theirs.grad = cupy.asarray(np.repeat(grad, 2))[::2]
+    else:
+        ours.grad, theirs.grad = ours.data, theirs.data
+    before = cupy_standin.RawModule.launches
+    refopt.NAdam([ours]).step()
+    refopt.NAdam([theirs]).step()
+    assert cupy_standin.RawModule.launches == before
+    assert same_bits(theirs.data.get(), ours.data)

@@ -8,14 +8,25 @@ compiles it as well: the tests run it there.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+import numpy as np
+from array_api_compat import is_cupy_array
+
+from refopt.interp import fused
+from refopt.interp.arrays import dtype_name
+from refopt.interp.formats import COMPLEX
 from refopt.interp.fused import SIGNS, Program, names
 
 OPTIONS = ("--std=c++14", "--fmad=false", "--prec-div=true", "--prec-sqrt=true", "--ftz=false")
 """Of the compiler (NVRTC)."""
 THREADS = 256
 """Of a block, which works on one piece."""
+PIECE = 8192
+"""Elements of a piece: small enough that a million elements occupy every processor."""
+ITEMSIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 C_TYPES = {
     "float64": "double",
@@ -63,7 +74,7 @@ static __device__ inline void element(const T* c, {parameters}) {{
 
 // A row of the table is a piece: the addresses of the arrays, its number of elements, and the row
 // of its scalars in `numbers`. A block works on one piece.
-extern "C" __global__ void step(const long long* table, const T* numbers) {{
+extern "C" __global__ void refopt_step(const long long* table, const T* numbers) {{
     const long long* row = table + blockIdx.x * (ARRAYS + 2LL);
     const T* scalars = numbers + row[ARRAYS + 1] * SCALARS;
     T c[SCALARS + 1];
@@ -88,7 +99,7 @@ extern "C" __global__ void step(const long long* table, const T* numbers) {{
 
 
 def source(program: Program, stored: str) -> str:
-    """The kernel `step(table, numbers)` of a program, as CUDA C.
+    """The kernel `refopt_step(table, numbers)` of a program, as CUDA C.
 
     Arguments
     ---------
@@ -151,7 +162,100 @@ def source(program: Program, stored: str) -> str:
 
 @functools.lru_cache(maxsize=256)
 def kernel(program: Program, stored: str) -> Any:
-    """The compiled kernel of a program, for the current device; `cupy.RawKernel`."""
+    """The compiled kernel of a program, `cupy.RawKernel`."""
     import cupy
 
-    return cupy.RawModule(code=source(program, stored), options=OPTIONS).get_function("step")
+    return cupy.RawModule(code=source(program, stored), options=OPTIONS).get_function("refopt_step")
+
+
+# -- a step of many parameters --------------------------------------------------------------------
+def writable(x: Any) -> bool:
+    """Whether a `Pass` can write the array: one of CuPy, without gaps, not empty."""
+    return bool(is_cupy_array(x) and x.size and (x.flags.c_contiguous or x.flags.f_contiguous))
+
+
+class Pass(fused.Pass):
+    """`fused.Pass` on one GPU, on the current stream; the host waits for nothing."""
+
+    def __init__(self, items: Sequence[tuple[Program, Mapping[str, Any]]]) -> None:
+        super().__init__(items)
+        self.apart = self.apart and all(group.fits for group in self._groups)
+
+    def takes(self, grads: Sequence[Any]) -> bool:
+        """Take the gradients of a step; False where one has gaps, or shares memory."""
+        return all(map(writable, grads)) and super().takes(grads)
+
+    def _grouped(
+        self, program: Program, members: Sequence[int], columns: Sequence[Mapping[str, Any]]
+    ) -> _Group:
+        return _Group(program, members, columns)
+
+
+class _Group:
+    """The parameters of one program."""
+
+    compiled = False  # launched from Python: `Uninterrupted` is needed
+
+    def __init__(
+        self, program: Program, members: Sequence[int], columns: Sequence[Mapping[str, Any]]
+    ) -> None:
+        self.program, self.members = program, [*members]
+        given = [[*column.values()] for column in columns]
+        everything = [x for arrays in given for x in arrays]
+        self.device = everything[0].device
+        self.stored = COMPLEX.get(name := dtype_name(everything[0]), name)
+        self.orders = [_order(arrays) for arrays in given]
+        self.fits = all(self.orders) and all(
+            x.device == self.device and x.dtype == everything[0].dtype for x in everything
+        )
+        parts = 2 if name in COMPLEX else 1
+        arrays = names(program)
+        self.table = np.zeros((len(members), len(arrays) + 2), np.int64)
+        for row, column in zip(self.table, columns, strict=True):
+            row[:-2] = [fused.extent(column[x])[0] if x in column else 0 for x in arrays]
+            row[-2] = next(iter(column.values())).size * parts
+        self.slot = arrays.index("grad")
+        self.there: Any = None  # the table, cut into pieces, on the device
+
+    def take(self, grads: Sequence[Any], start: Sequence[int]) -> bool:
+        own = [grads[i] for i in self.members]
+        if not all(
+            x.device == self.device and {*order} & {*_order([x])}
+            for x, order in zip(own, self.orders, strict=True)
+        ):
+            return False
+        self.table[:, self.slot] = [start[i] for i in self.members]
+        self.there = None
+        return True
+
+    def ready(self) -> None:
+        with self.device:
+            kernel(self.program, self.stored)
+
+    def calls(self, grads: Sequence[Any], scalars: Sequence[Any]) -> Iterator[Callable[[], Any]]:
+        import cupy
+
+        unique = {id(scalars[i]): scalars[i] for i in self.members}
+        place = {key: row for row, key in enumerate(unique)}
+        rows = [place[id(scalars[i])] for i in self.members]
+        with self.device:
+            if self.there is None or [*self.table[:, -1]] != rows:
+                self.table[:, -1] = rows
+                itemsize = ITEMSIZES[self.stored]
+                self.there = cupy.asarray(fused.cut(self.table, itemsize, PIECE))
+            numbers = cupy.asarray(np.array([*unique.values()]))
+        yield partial(self._launch, numbers)
+
+    def _launch(self, numbers: Any) -> None:
+        with self.device:
+            run = kernel(self.program, self.stored)
+            run((len(self.there),), (THREADS,), (self.there, numbers))
+
+
+def _order(arrays: Sequence[Any]) -> str:
+    """The orders in which all lie without gaps: "C", "F", both, or none."""
+    return "".join(
+        order
+        for order, flag in (("C", "c_contiguous"), ("F", "f_contiguous"))
+        if all(getattr(x.flags, flag) for x in arrays)
+    )

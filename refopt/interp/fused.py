@@ -273,7 +273,8 @@ def tape(program: Program) -> Tape:
         else:
             place[output] = f"r{rows}"
             rows += 1
-        lines.append(f"{op}({', '.join(operands)}, {place[output]})")
+        out = "out=" if op in ("maximum", "minimum") else ""  # which NumPy wants for these
+        lines.append(f"{op}({', '.join(operands)}, {out}{place[output]})")
     for array, value in sorted(program.outputs, key=lambda output: output[1] in place):
         if place.get(value, value) != array:
             lines.append(f"copyto({array}, {place.get(value, value)})")

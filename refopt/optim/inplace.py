@@ -7,12 +7,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from refopt.interp import fused
+from refopt.interp import cuda, fused
 from refopt.interp.arrays import Floats, dtype_name, passage
 from refopt.rules import nadam as rule
 from refopt.typing import Profile
 
 PLAIN = frozenset({float, int, bool, type(None)})
+
+
+def engine(arrays: Iterable[Any]) -> Any:
+    """What can take a step in place: `fused` for arrays of NumPy, `cuda` for those of CuPy."""
+    given = [*arrays]
+    able = (module for module in (fused, cuda) if all(map(module.writable, given)))
+    return next(able, None)
 
 
 class Settings:
@@ -68,13 +75,14 @@ class Kind:
 class Task:
     """A parameter and its state, which were checked."""
 
-    __slots__ = ("array", "counters", "dtype", "held", "kind", "own", "param", "shape")
+    __slots__ = ("array", "counters", "dtype", "engine", "held", "kind", "own", "param", "shape")
 
     def __init__(
         self, param: Any, array: Any, own: dict[str, Any], counters: Iterable[str], kind: Kind
     ) -> None:
         self.param, self.array, self.own, self.kind = param, array, own, kind
         self.shape, self.dtype = array.shape, array.dtype
+        self.engine = engine([array])
         self.counters = tuple(counters)
         self.held = [*own.items()]
 
@@ -85,11 +93,11 @@ class Task:
             if own.get(key) is not x:
                 return False
         return (
-            type(grad) is np.ndarray
+            type(grad) is type(array)
             and grad.dtype == self.dtype
             and grad.shape == self.shape
             and self.param._data is array
-            and array.flags.writeable
+            and self.engine.writable(array)
             and states.get(self.param) is own
         )
 

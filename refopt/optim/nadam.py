@@ -8,9 +8,14 @@ from functools import partial
 from itertools import chain
 from typing import Any, ClassVar, NamedTuple
 
-from array_api_compat import array_namespace, is_jax_array, is_torch_array, size
+from array_api_compat import (
+    array_namespace,
+    is_cupy_array,
+    is_jax_array,
+    is_torch_array,
+    size,
+)
 
-from refopt.interp import fused
 from refopt.interp.arrays import (
     Device,
     Floats,
@@ -37,7 +42,7 @@ from refopt.interp.host import (
 from refopt.interp.rounded import carried
 from refopt.optim.groups import Group, Optimizer, deep, entry, number, require, turns
 from refopt.optim.hooks import hooked
-from refopt.optim.inplace import Kind, Last, Settings, Task
+from refopt.optim.inplace import Kind, Last, Settings, Task, engine
 from refopt.optim.parameter import (
     Parameter,
     array_of,
@@ -225,26 +230,31 @@ class NAdam(Optimizer):
     def _laid_out(self, stepping: list[list[Any]]) -> list[Any] | None:
         """Prepare a step in place and give its gradients; None where it is not of that kind.
 
-        That is: arrays of NumPy that can be written and share nothing, counters on the host.
+        That is: arrays of NumPy or CuPy that can be written and share nothing, counters on the
+        host.
         """
         self._last = None
         groups: list[list[Task]] = []
         items = []
+        touched: list[Any] = []
         for i, (group, params) in enumerate(zip(self.param_groups, stepping, strict=True)):
             kinds: dict[Any, Kind] = {}
             groups.append([])
-            elsewhere = group["capturable"] or group["differentiable"] or group["foreach"] is False
+            on_device = any(map(is_cupy_array, (group["lr"], *group["betas"])))
+            apart = group["foreach"] is False or group["differentiable"]
+            elsewhere = on_device or apart or group["capturable"]
             if params and (elsewhere or len(params) != len(set(params))):
                 return None
             for param in params:
-                if not (isinstance(param, Parameter) and fused.writable(param.data)):
+                if not (isinstance(param, Parameter) and engine([param.data])):
                     return None
                 array, state = param.data, self.state.get(param)
                 profile = self._profile(group, state)
                 state = state or self._fresh(array, profile, Floats())
                 moments = {key: state[key] for key in MOMENTS}
-                if param.grad is None or not all(map(fused.writable, moments.values())):
+                if param.grad is None:
                     return None
+                touched += [array, *moments.values()]
                 counters = {key: state[key] for key in CLOCK if key in state}
                 key = (profile, array.dtype, *(x.dtype for x in counters.values()))
                 if key not in kinds:
@@ -252,7 +262,9 @@ class NAdam(Optimizer):
                 groups[-1].append(Task(param, array, state, counters, kinds[key]))
                 arrays = {field: moments[key] for key, field in MOMENTS.items()}
                 items.append((kinds[key].program, {"param": array, **arrays}))
-        step = fused.Pass(items)
+        if (able := engine(touched)) is None:
+            return None
+        step = able.Pass(items)
         grads = [task.param.grad for tasks in groups for task in tasks]
         if not (items and step.apart and step.takes(grads)):
             return None
