@@ -117,6 +117,12 @@ def renewed(text):
     return text
 
 
+def figures(text):
+    """(names of the pictures in a page, names under which its commands draw some)."""
+    shown = re.findall(r"!\[[^\]]+\]\(/build/figures/(\S+)\)", text)
+    return shown, re.findall(r"^refopt plot .* --out (\S+)$", text, flags=re.MULTILINE)
+
+
 def numbers(text):
     """Each number in a text, without the digits of names, clauses, versions and exponents."""
     text = re.sub(r"\b[A-Z]\w+ \d[\d.]*", "", text)  # a release, as Keras 3

@@ -11,6 +11,13 @@ import pytest
 TUTORIALS = sorted((pages.ROOT / "docs" / "tutorials").glob("*.md"))
 
 
+INSTALL = """\
+python3 -m venv .venv
+. .venv/bin/activate
+pip install -e '.[teach]'
+"""
+
+
 def named(path):
     return path.stem
 
@@ -32,8 +39,9 @@ def test_every_number_of_the_prose_stands_in_a_block(path):
 @pytest.mark.parametrize("path", TUTORIALS, ids=named)
 def test_every_block_is_run_or_is_output(path):
     found = pages.blocks(path.read_text(encoding="utf-8"))
-    assert {b.language for b in found} <= {"python", "sh", "text", "c", "math"}
-    assert all(b.file for b in found if b.language == "c")
+    assert {b.language for b in found} <= {"python", "sh", "shell", "text", "math"}
+    installed = [b.code for b in found if b.language == "shell"]
+    assert installed == ([INSTALL] if path.stem == "start" else [])
 
 
 def test_the_gpu_tutorial_prints_the_same_on_numpy_by_changing_one_line(tmp_path, monkeypatch):
@@ -46,6 +54,19 @@ def test_the_gpu_tutorial_prints_the_same_on_numpy_by_changing_one_line(tmp_path
     pairs = [(b, output) for b, output in pages.outputs(changed) if "cupy" not in b.code]
     assert len(pairs) > 2
     assert [pages.matches(block.code, output) for block, output in pairs] == [True] * len(pairs)
+
+
+@pytest.mark.parametrize("path", TUTORIALS, ids=named)
+def test_every_picture_is_drawn_by_a_command_of_its_page(path):
+    text = path.read_text(encoding="utf-8")
+    shown, drawn = pages.figures(text)
+    assert shown == drawn
+    assert text.count("![") == len(shown)
+
+
+def test_pictures_of_different_pages_have_different_names():
+    drawn = [name for path in TUTORIALS for name in pages.figures(path.read_text("utf-8"))[1]]
+    assert len(set(drawn)) == len(drawn) > 0
 
 
 PAGE = """\
