@@ -563,7 +563,7 @@ def recorded(folder: str) -> dict[str, golden.Recording]:
 
 VECTORS = recorded("vectors")
 CASES = {name: r.case for name, r in (recorded("golden") | VECTORS).items()}
-WIDE = 100  # rows of a factor whose inverse takes seconds
+WIDE = 60  # rows of a factor whose inverse takes seconds
 
 
 @pytest.mark.parametrize(
@@ -578,7 +578,7 @@ def test_balls_agree_on_every_recording_and_vector(name: str) -> None:
     assert compare(case, transcribed(case, case.steps - ("past-the-end" in name)))
 
 
-@pytest.mark.parametrize("name", sorted(VECTORS))
+@pytest.mark.parametrize("name", sorted(name for name, r in VECTORS.items() if r.runs))
 def test_first_step_of_a_vector_is_the_transcribed_one_rounded_once(name: str) -> None:
     case, run = VECTORS[name].case, VECTORS[name].runs["documented"]
     (records,) = transcribed(case, 1)

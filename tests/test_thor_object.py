@@ -817,6 +817,26 @@ def test_a_step_that_does_not_fit_is_rejected_by_name_and_changes_nothing(change
     stepped(optimizer, range(2))
 
 
+@pytest.mark.parametrize("place", range(len(SHAPES)))
+def test_a_write_that_fails_at_any_parameter_takes_back_those_before(place, monkeypatch):
+    module = importlib.import_module("refopt.optim.thor")
+    optimizer, calls, write = stepped(made(), [0]), iter(range(len(SHAPES))), module.assign
+    before = snapshot(optimizer)
+
+    def failing(*arguments):
+        if next(calls) == place:
+            raise OSError("full")  # noqa: EM101
+        write(*arguments)
+
+    monkeypatch.setattr(module, "assign", failing)
+    gradients, seen = arguments_of(optimizer, 1)
+    with pytest.raises(OSError, match="full"):
+        optimizer(gradients, **seen)
+    assert snapshot(optimizer) == before
+    monkeypatch.undo()
+    assert snapshot(stepped(optimizer, [1])) == snapshot(stepped(made(), range(2)))
+
+
 def test_a_layer_in_both_forms_is_rejected():
     optimizer = made()
     gradients, seen = arguments_of(optimizer, 0)
@@ -845,6 +865,21 @@ def test_a_layer_norm_without_gradient_needs_damping():
         optimizer((np.zeros(2),))
     optimizer((np.full(2, 0.5),))
     assert values(optimizer)["ln.gamma"].tolist() == [0.0, 0.0]
+
+
+def test_what_lies_on_another_device_is_rejected_by_name():
+    here, there = (LIBRARIES[i].values[0]() for i in (2, 3))
+    table, w = there.array(np.ones((4, 2))), here.array(np.ones((2, 2)))
+    net = [layers.Embedding("e", table), layers.Dense("f", w)]
+    with pytest.raises(ValueError, match=r"f\.weight: device .*device1.*, that of e\.weight"):
+        thor(net, 0.5, 0.5, 0.5)
+    optimizer = thor(net[:1], 0.5, 0.5, 0.5)
+    with pytest.raises(ValueError, match=r"activations\['e'\]: device .*device1.* is required"):
+        optimizer(
+            (there.array(np.ones((4, 2))),),
+            activations={"e": here.put(np.array([1, 2]))},
+            output_gradients={"e": there.array(np.ones((2, 2)))},
+        )
 
 
 def test_parameters_that_share_memory_are_rejected():

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from array_api_compat import device
+
 from refopt.interp.arrays import dtype_name
-from refopt.interp.host import is_array, same_library
+from refopt.interp.host import is_array, near, same_library
 from refopt.interp.measures import bounds, positions
 from refopt.optim.arguments import flag, real, schedule
 from refopt.optim.layers import Factors, Layer
@@ -114,6 +116,12 @@ def _owners(layers: list[Layer]) -> dict[Parameter, Layer]:
                     f"required, got {kind(p.data)}"
                 )
                 raise TypeError(msg)
+            if not near(p.data, first.data):
+                msg = (
+                    f"{p.name}: device {device(first.data)}, that of {first.name}, is required, "
+                    f"got {device(p.data)}"
+                )
+                raise ValueError(msg)
     return owners
 
 
@@ -152,6 +160,9 @@ def check_statistics(own: Layer, layer: rule.Layer, a: Any, ds: Any) -> None:
             msg = f"{here}: integers are required, got {dtype_name(a)}"
             raise TypeError(msg)
         _check_rows(here, shape)
+        if not near(a, weight):
+            msg = f"{here}: device {device(weight)} is required, got {device(a)}"
+            raise ValueError(msg)
         low, high = bounds(a)
         if low < 0 or high >= ids:
             msg = f"{here}: ids in [0, {ids}) are required, got {low if low < 0 else high}"
