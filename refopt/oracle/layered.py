@@ -365,7 +365,8 @@ class LayerJudge(Judge):
         update = abs(values - np.ravel(before))
         places = np.spacing(np.maximum(abs(values), update).astype(dtype)).astype(float)
         known = radius * 2.0 ** (FORMATS[dtype].precision / 2) <= update
-        return np.where(known, away / places, 0.0)
+        with np.errstate(over="ignore"):  # of what is not known, or beyond all numbers
+            return np.where(known, away / places, 0.0)
 
     def beside(self, changes: Changes) -> Iterator[Beside]:
         """As `Judge.beside`, an array at a time."""

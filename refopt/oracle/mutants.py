@@ -115,7 +115,8 @@ def _numeric(ids: Iterable[str]) -> bool:
 
 
 @cache
-def _recordings(optimizer: str) -> tuple[Recording, ...]:
+def recordings(optimizer: str) -> tuple[Recording, ...]:
+    """The vectors that have values."""
     path = golden.root() / "vectors" / optimizer / "documented.json"
     return tuple(r for r in golden.load(path) if r.runs)
 
@@ -128,7 +129,7 @@ def _vectors(optimizer: str, dtype: str, changes: Iterable[tuple[str, str]]) -> 
     wanted = {f"{axis}={name}" for axis, name in changes}
     found = [
         r
-        for r in _recordings(optimizer)
+        for r in recordings(optimizer)
         if {*r.case.dtypes} == {dtype} and wanted <= {*r.case.source["kills"]}
     ]
     return sorted(found, key=lambda r: r.case.steps * sum(map(len, r.case.params)))
@@ -148,15 +149,15 @@ class Rounded(NamedTuple):
 LONGEST = 100  # steps of a vector that is run in every style
 
 
-def right(optimizer: str) -> Iterator[Rounded]:
-    """The documented rule in every style of rounding, on every vector of float32 and float64.
+def right(optimizer: str, every: int = 1) -> Iterator[Rounded]:
+    """The documented rule in every style of rounding, on `every` vector of float32 and float64.
 
     And each alternative that is equal to it over the real numbers, beside the envelope of the
     profile that declares it.
     """
     rule = spec.RULES[optimizer]
     profile = rule.PROFILES["documented"]
-    for recording in _recordings(optimizer):
+    for recording in recordings(optimizer)[::every]:
         case = recording.case
         if case.steps > LONGEST or not {*case.dtypes} <= {*DTYPES.values()}:
             continue
