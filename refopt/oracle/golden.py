@@ -129,8 +129,9 @@ def expected() -> dict[tuple[str, str], Deviation]:
         msg = f"expected.toml: format must be 'refopt-expected/1', got {document.get('format')!r}"
         raise CaseError(msg)
     return {
-        (d["case"], d["run"]): Deviation(d["step"], d["quantity"], d["reason"])
+        (d["case"], d["run"]): Deviation(d["step"], d["quantity"], " ".join(why))
         for d in document["deviation"]
+        for why in [filter(None, [d["reason"], d.get("link")])]
     }
 
 
