@@ -34,6 +34,14 @@ ASKED = {
     ),
 }
 RECORDED = {
+    "keras-3-sparse": (
+        "keras3_sparse.py",
+        "keras-3_15-tensorflow",
+        "rmsprop/keras-2.15.json",
+        "rmsprop.keras-2.15.sparse.",
+        ["keras-3"],
+        "The cases of Keras 2.15, run by Keras 3 on TensorFlow: rows repeat.",
+    ),
     # name: (adapter, environment, recording, cases, runs, what is done otherwise)
     "torch-load": (
         "torch_reload.py",
