@@ -25,12 +25,24 @@ ARROWS = {
     "parallel": COMMON,
     "problems": COMMON,
     "optim": {*COMMON, "rules", "interp", "parallel"},
+    "bench": {"", "interp", "optim"},
     "layers": {"optim"},
     "schedules": {"optim"},
     "__main__": {"cli"},
     "oracle": {*COMMON, "rules", "interp", "optim"},
     "teach": {*COMMON, "rules", "interp", "problems", "optim", "oracle"},
-    "cli": {"", *COMMON, "rules", "interp", "parallel", "problems", "optim", "oracle", "teach"},
+    "cli": {
+        "",
+        *COMMON,
+        "rules",
+        "interp",
+        "parallel",
+        "problems",
+        "optim",
+        "oracle",
+        "bench",
+        "teach",
+    },
 }
 
 ARRAYS = {"numpy", "array_api_compat"}
@@ -50,6 +62,10 @@ PACKAGES = {
     "parallel": {ANYWHERE: ARRAYS, INSIDE: {"cupy", "jax", "mpi4py"}},
     "problems": {ANYWHERE: ARRAYS, INSIDE: {"sklearn"}},
     "optim": {ANYWHERE: ARRAYS, INSIDE: {"safetensors"}},
+    "bench": {
+        ANYWHERE: ARRAYS,
+        INSIDE: {"jax", "keras", "matplotlib", "numba", "optax", "torch"},
+    },
     "layers": {ANYWHERE: set(), INSIDE: set()},
     "schedules": {ANYWHERE: set(), INSIDE: set()},
     "__main__": {ANYWHERE: set(), INSIDE: set()},

@@ -1,5 +1,6 @@
 """The command `refopt`: each module adds its own commands."""
 
+from refopt.cli import bench as bench
 from refopt.cli import check as check
 from refopt.cli import diagnose as diagnose
 from refopt.cli import matrix as matrix

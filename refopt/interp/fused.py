@@ -32,10 +32,9 @@ from types import FunctionType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
-from array_api_compat import numpy as np_namespace
 
 from refopt.interp import trace
-from refopt.interp.arrays import ArrayNamespace, Floats, dtype_name, passage
+from refopt.interp.arrays import ArrayNamespace, Floats, dtype_name, namespace_of, passage
 from refopt.interp.formats import COMPLEX
 from refopt.interp.rounded import HALF, Rounded, bfloat16, carried, plain
 from refopt.typing import Profile
@@ -443,7 +442,13 @@ def _kernel(program: Program, parallel: bool) -> Callable[[Any, Any], None]:
 
 @functools.cache
 def engine() -> str:
-    """What runs programs: "numba" where refopt[fast] is installed, else "tape"."""
+    """What runs programs: `$REFOPT_ENGINE`, else "numba" where that is installed, else "tape"."""
+    wanted = os.environ.get("REFOPT_ENGINE", "")
+    if wanted not in ("", "numba", "tape"):
+        message = f"REFOPT_ENGINE: numba or tape is required, got {wanted!r}"
+        raise ValueError(message)
+    if wanted:
+        return wanted
     if importlib.util.find_spec("numba") is None:
         return "tape"
     try:
@@ -723,7 +728,7 @@ class _Beside(ArrayNamespace):
     """Operations on gradients, which are arrays; the parameters beside them are symbols."""
 
     def zeros_like(self, x: Any, /) -> Any:
-        return np.zeros_like(x.array) if isinstance(x, _Held) else super().zeros_like(x)
+        return super().zeros_like(x.array if isinstance(x, _Held) else x)
 
 
 class _NumbersOf(Floats):
@@ -735,6 +740,7 @@ class _NumbersOf(Floats):
 
 
 def prepared(
+    engine: Any,
     rule: Any,
     profile: Profile,
     params: Sequence[Any],
@@ -750,14 +756,16 @@ def prepared(
     does what it makes of their results. What it makes of gradients is computed at once. The
     function takes functions in C, to be called as part of the step.
 
-    None where that is not possible: other arrays than NumPy's, rows, arrays that share memory, or
-    gradients of 16 bits, complex or of several dtypes that are not taken as they are.
+    `engine`: this module for arrays of NumPy, `cuda` for those of CuPy. None where that is not
+    possible: arrays that it cannot write, rows, arrays that share memory, or gradients of 16 bits,
+    complex or of several dtypes that are not taken as they are.
     """
     kept = [[x for x in state if x is not None] for state in states]
-    if not all(map(writable, (*params, *chain.from_iterable(kept)))):
+    if not all(map(engine.writable, (*params, *chain.from_iterable(kept)))):
         return None
-    if any(grad is not None and type(grad) is not np.ndarray for grad in grads):
+    if any(grad is not None and type(grad) is not type(params[0]) for grad in grads):
         return None
+    beside = _Beside(namespace_of(*params).xp)
     bounds = sorted(extent(x) for x in (*params, *chain.from_iterable(kept)) if x.size)
     if not _apart(bounds):
         return None
@@ -782,7 +790,7 @@ def prepared(
         arrays = {f: x.array for f, x in state._asdict().items() if f in made.arrays}
         items.append((made, {"param": params[i], **arrays}))
         own.append(grad is grads[i])
-        given.append(np.asarray(grad))
+        given.append(beside.xp.asarray(grad))
         scalars.append(numbers(made)(s, h))
         nothing = rule.Quantities._make([None] * len(rule.Quantities._fields))
         return nothing._replace(param=param), state
@@ -795,7 +803,7 @@ def prepared(
             clocks,
             hyper,
             profile.choices,
-            xp=_Beside(np_namespace),
+            xp=beside,
             num=_NumbersOf(profile.half),
             **more,
         )
@@ -814,8 +822,8 @@ def prepared(
         made = assembled(results, COMPLEX.get(dtypes[i], dtypes[i]), profile.half)
         held = {**old._asdict(), "param": symbols[i]}
         later.append((made, {f: held[f].array for f in names(made)}))
-    first, second = Pass(items), Pass(later)
-    if not first.takes(given):
+    first, second = engine.Pass(items), engine.Pass(later)
+    if not (first.apart and second.apart and first.takes(given)):
         return None
     first.ready()
     second.ready()
