@@ -92,7 +92,7 @@ def figures() -> None:
     """Draw every figure that a page names, by the command that the page prints."""
     folder = ROOT / "build" / "figures"
     folder.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     running = [
         (
             command,
