@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from refopt.cli.base import Command, app, exits
+from refopt.cli.base import Command, app, exits, reading
 
 Optimizer = Annotated[
     str, typer.Argument(metavar="OPTIMIZER", help="By name, as nadam.", show_default=False)
@@ -205,3 +205,59 @@ def plot(
             msg = f"--out must be a file that can be written, got {out}: {error.strerror}"
             raise typer.BadParameter(msg) from None
         typer.echo(f"{out}")
+
+
+@app.command(cls=Command)
+def exercise(
+    optimizer: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="OPTIMIZER",
+            help="What is to be written: sgd, rmsprop, nadam or thor.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="Where the exercise is written."),
+    ] = None,
+    check: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Judge a file; it is run, with your rights."),
+    ] = None,
+    hint: Annotated[
+        int,
+        typer.Option(
+            min=1, max=3, metavar="N", help="1: quantity and step; 2: the clause; 3: the equation."
+        ),
+    ] = 1,
+) -> None:
+    """Write an exercise, or judge one and give a hint; exits with 1 while it does not conform."""
+    with exits():
+        from refopt.oracle.report import VIOLATED
+        from refopt.teach import exercise as exercises
+
+        if (optimizer is None) == (check is None):
+            msg = "either OPTIMIZER or --check must be given"
+            raise typer.BadParameter(msg)
+        if optimizer is not None:
+            path = out or Path(f"{optimizer}_exercise.py")
+            content = exercises.text(optimizer, path.name)
+            try:
+                with path.open("x", encoding="utf-8") as file:
+                    file.write(content)
+            except OSError as error:
+                msg = f"--out must be a new file that can be written, got {path}: {error.strerror}"
+                raise typer.BadParameter(msg) from None
+            typer.echo(f"{path}: write the step, then refopt exercise --check {path}")
+            return
+        with reading(True):
+            report = exercises.check(check or Path())
+        if report.conforms:
+            typer.echo(f"conforms: {report.checks} values are those of {report.optimizer}")
+            return
+        for text in report.hints[:hint]:
+            typer.echo(text)
+        if hint < len(report.hints):
+            typer.echo(f"more: --hint {hint + 1}")
+        raise typer.Exit(VIOLATED)

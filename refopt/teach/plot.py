@@ -118,7 +118,7 @@ def best_rate(s: Setting, problem: Problem, steps: int) -> float:
         tried = s._replace(hyper=s.hyper._replace(lr=rate))
         with np.errstate(all="ignore"):
             done = list(taken(tried, problem, min(steps, 20) if network else steps))
-            value = float(problem.at(done[-1].params).value)
+            value = float(np.asarray(problem.at(done[-1].params).value))
         if math.isfinite(value) and all(_inside(problem, x.params) for x in done):
             results[rate] = value
     return min(results, key=lambda rate: results[rate]) if results else RATES[0]
@@ -152,7 +152,7 @@ def curves(found: list[Run], problem: Problem) -> list[Curve]:
             run.label,
             list(range(len(run.steps) + 1)),
             [
-                float(problem.at(params).value)
+                float(np.asarray(problem.at(params).value))
                 for params in (run.steps[0].before, *(x.params for x in run.steps))
             ],
         )
@@ -208,7 +208,7 @@ def band(
         true = [float(_kept(x, quantity)) for x in balls]
         replay = Replay(s.rule, case, s.rule.PROFILES[s.profile.name])
         for _, memory in list(replay.open_loop())[1:]:
-            interval = replay.predicted(0, memory)[quantity][0][0]
+            interval = (replay.predicted(0, memory)[quantity][0] or [])[0]
             low.append(-math.inf if interval.low is None else float(interval.low.lower()))
             high.append(math.inf if interval.high is None else float(interval.high.upper()))
     values = [float(_kept(x, quantity)) for x in done]

@@ -1,0 +1,441 @@
+"""Exercises: a step to write, and hints from the oracle until it conforms.
+
+A file is judged as any implementation is: every value must lie inside the envelope of the
+documented rule. What it does otherwise is told bit by bit: the first quantity and step, then the
+clause, and only on demand the equation.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import textwrap
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from refopt.errors import CaseError
+from refopt.interp.formats import FORMATS, to_bits
+from refopt.interp.notation import unicode
+from refopt.oracle import golden, spec
+from refopt.oracle.golden import Case, Run, Tensor
+from refopt.oracle.layered import judging
+from refopt.oracle.spec import RULES
+from refopt.oracle.verdict import Finding
+from refopt.teach.runs import known
+
+STEPS, SHAPE, ROWS = 5, (3,), 6
+DTYPE = "float64"
+
+
+class Exercise(NamedTuple):
+    """What is to be written, and the numbers that show whether it is right."""
+
+    optimizer: str
+    hyper: dict[str, float]  # sharp, so that a mistake shows
+    changes: dict[int, dict[str, float]]  # step -> what is set before it
+    state: dict[str, str]  # what a state shows, and the clause that says what it is
+    moves: str  # the clause of the move
+    shape: tuple[int, ...] = SHAPE
+    layer: bool = False  # whether the step also sees what a layer saw
+
+
+EXERCISES = {
+    x.optimizer: x
+    for x in (
+        Exercise(
+            "sgd",
+            {"lr": 0.125, "momentum": 0.75, "dampening": 0.5, "weight_decay": 0.25},
+            {4: {"lr": 0.5}},
+            {"buffer": "SGD-5.1"},
+            "SGD-6.1",
+        ),
+        Exercise(
+            "rmsprop",
+            {"lr": 0.125, "rho": 0.75, "momentum": 0.5, "epsilon": 0.25},
+            {4: {"lr": 0.5}},
+            {"v": "RMS-4.1", "buffer": "RMS-6.1"},
+            "RMS-6.2",
+        ),
+        Exercise(
+            "nadam",
+            {
+                **{"lr": 0.125, "beta1": 0.75, "beta2": 0.875, "epsilon": 0.25},
+                **{"weight_decay": 0.0, "momentum_decay": 0.5},
+            },
+            {4: {"lr": 0.5}},
+            {"t": "NAD-5.2", "product": "NAD-6.2", "m": "NAD-7.1", "v": "NAD-8.1"},
+            "NAD-11.3",
+        ),
+        Exercise(
+            "thor",
+            {"lr": 0.125, "damping": 0.25, "momentum": 0.75, "batch_size": 4, "frequency": 1},
+            {},
+            {
+                **{"A": "THO-3.2", "G": "THO-3.2", "a_inverse": "THO-5.2"},
+                **{"g_inverse": "THO-5.2", "m": "THO-8.1"},
+            },
+            "THO-8.1",
+            (2, 3),
+            layer=True,
+        ),
+    )
+}
+"""Every exercise by its optimizer."""
+
+LEFT_OUT = {"frequency"}
+"""What an exercise does not ask for: THOR's inverses are new at each step."""
+
+
+# -- the file to fill in --------------------------------------------------------------------------
+def text(optimizer: str, name: str) -> str:
+    """The exercise of an optimizer, as the file `name`. Raises Unknown where there is none."""
+    x: Exercise = known("OPTIMIZER", EXERCISES, optimizer)
+    data = spec.load(optimizer)
+    keywords = _keywords(x)
+    sees = {"a, ds": "input of the layer (rows, in), gradient for its output (rows, out)"}
+    given = {
+        "param, grad": "arrays of float64",
+        **(sees if x.layer else {}),
+        **{keyword: _meaning(data, fields) for keyword, fields in keywords.items()},
+        "state": "what you returned the step before; None at first",
+    }
+    signature = ["param", "grad", "state", "*", *(["a", "ds"] if x.layer else []), *keywords]
+    lines = [
+        f'"""Exercise: {data["title"]}.',
+        "",
+        "Write `step`, one step for one array. What is right is the documented rule. This says",
+        "where it is wrong first, which clause it breaks, and the equation:",
+        "",
+        f"    refopt exercise --check {name}",
+        f"    refopt exercise --check {name} --hint 2",
+        f"    refopt exercise --check {name} --hint 3",
+        "",
+        "Arguments",
+        *_listed(given),
+        "",
+        "Returns (param, state): the new parameter, and a dict of these as they are after the step",
+        *_listed({q: _state(data, q) for q in x.state}),
+        "",
+        "Never write to an argument.",
+        '"""',
+        "",
+        "import numpy as np",
+        "",
+        f'OPTIMIZER = "{optimizer}"',
+        "",
+        "",
+        f"def step({', '.join(signature)}):",
+        '    raise NotImplementedError("write the step")',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _listed(entries: Mapping[str, str]) -> list[str]:
+    """Names with their meanings, in lines that are short enough."""
+    found = []
+    for name, meaning in entries.items():
+        line = f"{name}: {meaning}"
+        found += textwrap.wrap(line, 96, initial_indent=" " * 4, subsequent_indent=" " * 8)
+    return found
+
+
+def _keywords(x: Exercise) -> dict[str, list[str]]:
+    """The documented keywords of a step, each with the hyperparameters that it holds."""
+    described = spec.load(x.optimizer)["hyperparameters"]
+    found: dict[str, list[str]] = {}
+    for field in x.hyper:
+        if field not in LEFT_OUT and not (field == "weight_decay" and not x.hyper[field]):
+            found.setdefault(described[field]["keyword"].partition("[")[0], []).append(field)
+    return found
+
+
+def _meaning(data: Mapping[str, Any], fields: list[str]) -> str:
+    clauses = {clause["id"]: clause["text"] for clause in data["clauses"]}
+    several = [data["hyperparameters"][field] for field in fields]
+    symbols = ", ".join(unicode(h["symbol"]) for h in several)
+    return f"{symbols}. {' '.join(clauses[h['clause']] for h in several)}"
+
+
+def _state(data: Mapping[str, Any], q: str) -> str:
+    symbols = {**data["inputs"], **data["quantities"]}
+    places = (f"{label}.{q}" for label in ("quantities", "scalars", "next"))
+    symbol = next(symbols[place] for place in places if place in symbols)
+    meaning = data["meanings"].get(symbol)
+    return f"{unicode(symbol)}, {meaning}" if meaning else unicode(symbol)
+
+
+# -- running it -----------------------------------------------------------------------------------
+class Report(NamedTuple):
+    """What is known of a file."""
+
+    optimizer: str
+    checks: int  # values that were compared
+    hints: tuple[str, ...]  # the next is more telling; none: it conforms
+    step: int = 0
+    quantity: str = ""
+    clause: str = ""
+    alternative: str = ""  # what it does instead, where that has a name
+
+    @property
+    def conforms(self) -> bool:
+        """Whether every value lies in the envelope of the documented rule."""
+        return not self.hints
+
+
+def loaded(path: Path) -> tuple[str, Callable[..., Any]]:
+    """(optimizer, step) of a file. Raises CaseError where it has none."""
+    found = importlib.util.spec_from_file_location("exercise", path)
+    if found is None or found.loader is None or not path.is_file():
+        msg = f"FILE must be a Python file, got {path}"
+        raise CaseError(msg)
+    module = importlib.util.module_from_spec(found)
+    try:
+        found.loader.exec_module(module)
+    except Exception as error:
+        msg = f"FILE must be a Python file that can be loaded, got {path}: {_where(error, path)}"
+        raise CaseError(msg) from error
+    optimizer, step = getattr(module, "OPTIMIZER", None), getattr(module, "step", None)
+    if optimizer not in EXERCISES or not callable(step):
+        msg = (
+            f"FILE must define OPTIMIZER, one of {', '.join(EXERCISES)}, and the function step; "
+            f"got {optimizer!r} and {step!r}"
+        )
+        raise CaseError(msg)
+    return optimizer, step
+
+
+def _where(error: BaseException, path: Path) -> str:
+    """An error, and the last line of the file that it came through."""
+    lines = [x.lineno for x in traceback.extract_tb(error.__traceback__) if x.filename == str(path)]
+    place = f" (line {lines[-1]})" if lines else ""
+    return f"{type(error).__name__}: {error}{place}"
+
+
+def case_of(x: Exercise) -> Case:
+    """The case of an exercise: numbers from a seed, over three decades."""
+    source, size = random.Random(x.optimizer), int(np.prod(x.shape))
+
+    def drawn(n: int) -> list[float]:
+        return [source.choice((-1, 1)) * 10 ** source.uniform(-1.5, 0.5) for _ in range(n)]
+
+    def array(*shape: int) -> dict[str, Any]:
+        values = drawn(int(np.prod(shape)))
+        return {"dtype": DTYPE, "shape": [*shape], "bits": to_bits(values, FORMATS[DTYPE])}
+
+    stated: dict[str, Any] = {
+        "id": f"{x.optimizer}.exercise",
+        "comment": "An exercise.",
+        "tags": [],
+        "hyper": {q: repr(v) for q, v in x.hyper.items()},
+        "options": {},
+        "params": [{"name": "fc.weight", **array(*x.shape)}],
+        "steps": STEPS,
+        "record": [*range(1, STEPS + 1)],
+        "changes": {str(t): {q: repr(v) for q, v in new.items()} for t, new in x.changes.items()},
+        "grads": [[to_bits(drawn(size), FORMATS[DTYPE])] for _ in range(STEPS)],
+    }
+    if x.layer:
+        out, inputs = x.shape
+        stated["layers"] = [{"name": "fc", "kind": "dense", "params": [0]}]
+        stated["statistics"] = {
+            str(t): {"fc": {"a": array(ROWS, inputs), "ds": array(ROWS, out)}}
+            for t in range(1, STEPS + 1)
+        }
+    return golden.parse(stated)
+
+
+class Wrong(Exception):
+    """A step that raised, or gave something else than what it must."""
+
+    def __init__(self, step: int, why: str) -> None:
+        super().__init__(f"step {step}: {why}")
+        self.step = step
+
+
+def run_of(x: Exercise, case: Case, step: Callable[..., Any], path: Path) -> Run:
+    """What a step does with the case of its exercise. Raises Wrong."""
+    param = np.reshape(np.array(case.params[0]), x.shape)
+    state: Any = None
+    steps: dict[int, dict[str, Any]] = {}
+    factors: dict[int, dict[str, dict[str, Tensor]]] = {}
+    hyper = dict(x.hyper)
+    for t in range(1, case.steps + 1):
+        hyper |= x.changes.get(t, {})
+        grad: Any = np.reshape(np.array(case.gradients(t)[0]), x.shape)
+        given: dict[str, Any] = {
+            keyword: hyper[fields[0]] if len(fields) == 1 else tuple(hyper[q] for q in fields)
+            for keyword, fields in _keywords(x).items()
+        }
+        for q, tensor in case.statistics.get(t, {}).get("fc", {}).items():
+            given[q] = np.reshape(np.array(tensor.values), tensor.shape)
+        kept = [np.copy(param), np.copy(grad)]
+        try:
+            result = step(param, grad, state, **given)
+        except Exception as error:  # the student's own
+            raise Wrong(t, f"step raised {_where(error, path)}") from error
+        if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
+            raise Wrong(t, f"step must return (param, state), state a dict; got {result!r:.80}")
+        pairs = zip(kept, (param, grad), strict=True)
+        if not all(np.array_equal(a, b, equal_nan=True) for a, b in pairs):
+            raise Wrong(t, "step must not write to its arguments")
+        param, state = np.asarray(result[0]), result[1]
+        if param.shape != x.shape or param.dtype != DTYPE:
+            got = f"{param.dtype} of shape {param.shape}"
+            raise Wrong(t, f"step must return a param of float64 and shape {x.shape}, got {got}")
+        steps[t] = {"param": [param.ravel().tolist()]}
+        for q in x.state:
+            if q in state:
+                _show(t, q, state[q], x, steps, factors)
+    dtypes = {q: [DTYPE] for q in (*x.state, "param")}
+    return Run("exercise", steps, dtypes, factors=factors)
+
+
+def _show(
+    t: int,
+    q: str,
+    value: Any,
+    x: Exercise,
+    steps: dict[int, dict[str, Any]],
+    factors: dict[int, dict[str, dict[str, Tensor]]],
+) -> None:
+    """Put a quantity of a state where a run has it. Raises Wrong where its shape is another."""
+    array = np.asarray(value, float)
+    if q in golden.BY_LAYER:
+        n = x.shape[1] if q in ("A", "a_inverse") else x.shape[0]
+        if array.shape != (n, n):
+            raise Wrong(t, f"{q} must have shape {(n, n)}, got {array.shape}")
+        tensor = Tensor(DTYPE, array.shape, array.ravel().tolist())
+        factors.setdefault(t, {})[q] = {"fc": tensor}
+        return
+    wanted = () if q in RULES[x.optimizer].Clock._fields else x.shape
+    if array.shape != wanted:
+        raise Wrong(t, f"{q} must have shape {wanted}, got {array.shape}")
+    steps[t][q] = [array.ravel().tolist()]
+
+
+# -- judging it -----------------------------------------------------------------------------------
+def check(path: Path) -> Report:
+    """Judge a file.
+
+    Returns
+    -------
+    What is wrong with it, told in three hints: quantity and step; clause; equation.
+
+    Raises
+    ------
+    CaseError
+        It is no exercise.
+    """
+    optimizer, step = loaded(path)
+    x = EXERCISES[optimizer]
+    case = case_of(x)
+    try:
+        run = run_of(x, case, step, path)
+    except Wrong as wrong:
+        return Report(optimizer, 0, (str(wrong),), wrong.step)
+    rule = RULES[optimizer]
+    judge = judging(rule)(rule, case, run, rule.PROFILES["documented"])
+    verdict = judge.verdict(axes=False)
+    if verdict.first is None:
+        return Report(optimizer, verdict.checks, ())
+    return _told(x, case, run, verdict.first, verdict.checks)
+
+
+def _told(x: Exercise, case: Case, run: Run, first: Finding, checks: int) -> Report:
+    """The hints for a run that does not conform."""
+    from refopt.oracle.diagnose import diagnose
+
+    data = spec.load(x.optimizer)
+    found = diagnose(x.optimizer, [(case, run)])
+    changes = [c for r in found.held if r.profile == found.against for c in r.changes]
+    changes += [(d.axis, d.does) for d in found.differences]
+    changes = [c for c in changes if _possible(x, *c)] if first.quantity != "t" else []
+    # a formula says more than a number that is taken for another
+    axis, alternative = min(changes, key=lambda c: c[0] == "given", default=("", ""))
+    clause = clause_of(x.optimizer, axis, alternative, first.quantity)
+    where = f"step {first.step}, {first.quantity}"
+    got = f"element {first.element} is {first.observed!r}"
+    ends = "" if np.isnan(first.low) else f"; rounding allows {first.low!r} to {first.high!r}"
+    texts = {c["id"]: c["text"] for c in data["clauses"]}
+    second = f"{clause}: {texts[clause]}"
+    named = data["axes"].get(axis, {}).get("alternatives", {}).get(alternative)
+    if named:
+        second += f" Yours: {named['text']}."
+    elif alternative:
+        second += f" Yours takes {_mistake(alternative)}."
+    third = "\n".join(_equations(x, case, axis, alternative, first.quantity))
+    return Report(
+        x.optimizer,
+        checks,
+        (f"{where}: {got}{ends}", second, third),
+        first.step,
+        first.quantity,
+        clause,
+        alternative,
+    )
+
+
+def _possible(x: Exercise, axis: str, alternative: str) -> bool:
+    """Whether a step of the exercise can take an alternative: it has no other hyperparameters."""
+    field, colon, _ = alternative.partition(":")
+    return axis != "given" or not colon or field in x.hyper
+
+
+def _mistake(name: str) -> str:
+    """What a mistaken hyperparameter is, from its name in a diagnosis ("rho:1-rho")."""
+    field, _, instead = name.partition(":")
+    return f"{instead} for {field}" if instead else name
+
+
+def clause_of(optimizer: str, axis: str, alternative: str, quantity: str) -> str:
+    """The clause that says what is right."""
+    data = spec.load(optimizer)
+    field = alternative.partition(":")[0]
+    if axis in data["axes"] and axis != "given":
+        clause: str = data["axes"][axis]["clause"]
+        return clause
+    if field in data["hyperparameters"]:
+        stated: str = data["hyperparameters"][field]["clause"]
+        return stated
+    x = EXERCISES[optimizer]
+    return x.state.get(quantity, x.moves)
+
+
+def _equations(x: Exercise, case: Case, axis: str, alternative: str, quantity: str) -> list[str]:
+    """The documented equations of what differs: of its axis, else of the quantity."""
+    rule, data = RULES[x.optimizer], spec.load(x.optimizer)
+    documented = rule.PROFILES["documented"]
+    hyper = documented.hyper._replace(**x.hyper)
+    choices = rule.configured(documented.choices, hyper, {})
+    lines = spec.equations(x.optimizer, choices)
+    wanted: set[str] = set()
+    if alternative in rule.AXES.get(axis, {}):
+        other = spec.equations(
+            x.optimizer, choices._replace(**{axis: rule.AXES[axis][alternative]})
+        )
+        wanted = {left for left, right in lines.items() if other.get(left) != right}
+    elif (field := alternative.partition(":")[0]) in data["hyperparameters"]:
+        symbol = data["hyperparameters"][field]["symbol"]
+        wanted = {left for left, right in lines.items() if symbol in right}
+    if not wanted:
+        wanted = _leading_to(x, data["quantities"], [*lines], quantity)
+    return [f"{unicode(left)} = {unicode(lines[left])}" for left in lines if left in wanted]
+
+
+def _leading_to(
+    x: Exercise, symbols: Mapping[str, str], lefts: list[str], quantity: str
+) -> set[str]:
+    """The equations of a quantity, from the last one that a state shows before it."""
+    found: list[str] = []
+    names = {left: name.rpartition(".")[2] for name, left in symbols.items()}
+    for left in lefts:
+        found.append(left)
+        if names[left] == quantity:
+            break
+        if names[left] in x.state:
+            found = []
+    return {*found}
