@@ -194,15 +194,19 @@ MISTAKES = {
         "A over its features": Mistake("/ len(a)", "/ a.shape[1]", 1, "A", "THO-3.2"),
         "G over the batch size": Mistake("/ len(ds)", "/ batch_size", 1, "G", "THO-3.2"),
         "G of the mean loss": Mistake("batch_size**2 * G", "G", 1, "g_inverse", "THO-4.1"),
-        "batch size once": Mistake("batch_size**2", "batch_size", 1, "g_inverse", "THO-5.2"),
+        "batch size once": Mistake(
+            "batch_size**2", "batch_size", 1, "g_inverse", "THO-4.4 THO-5.2"
+        ),
         "the root of the damping": Mistake(
             "    A = a.T", "    damping = damping**0.5\n    A = a.T", 1, "a_inverse", "THO-4.4"
         ),
-        "A not damped": Mistake("A + damping * np.eye(len(A))", "A", 1, "a_inverse", "THO-5.2"),
+        "A not damped": Mistake(
+            "A + damping * np.eye(len(A))", "A", 1, "a_inverse", "THO-4.4 THO-5.2"
+        ),
         "the inverses swapped": Mistake(
             "x = np.linalg.inv(A + damping * np.eye(len(A)))",
             "x = A + damping * np.eye(len(A))",
-            *(1, "a_inverse", "THO-5.2"),
+            *(1, "a_inverse", "THO-4.4 THO-5.2"),
         ),
         "one side only": Mistake("y @ grad @ x", "grad @ x", 1, "m", "THO-8.1"),
         "a mean": Mistake(

@@ -37,11 +37,13 @@ class Exercise(NamedTuple):
     optimizer: str
     hyper: dict[str, float]  # sharp, so that a mistake shows
     changes: dict[int, dict[str, float]]  # step -> what is set before it
-    state: dict[str, str]  # what a state shows, and the clause that says what it is
+    state: dict[str, str]  # what a state shows, and the clauses that say what it is
     moves: str  # the clause of the move
     shape: tuple[int, ...] = SHAPE
     layer: bool = False  # whether the step also sees what a layer saw
 
+
+INVERSE = "THO-4.4 THO-5.2"  # what is inverted, and how
 
 EXERCISES = {
     x.optimizer: x
@@ -75,8 +77,8 @@ EXERCISES = {
             {"lr": 0.125, "damping": 0.25, "momentum": 0.75, "batch_size": 4, "frequency": 1},
             {},
             {
-                **{"A": "THO-3.2", "G": "THO-3.2", "a_inverse": "THO-5.2"},
-                **{"g_inverse": "THO-5.2", "m": "THO-8.1"},
+                **{"A": "THO-3.2", "G": "THO-3.2", "a_inverse": INVERSE},
+                **{"g_inverse": INVERSE, "m": "THO-8.1"},
             },
             "THO-8.1",
             (2, 3),
@@ -361,7 +363,7 @@ def _told(x: Exercise, case: Case, run: Run, first: Finding, checks: int) -> Rep
     got = f"element {first.element} is {first.observed!r}"
     ends = "" if np.isnan(first.low) else f"; rounding allows {first.low!r} to {first.high!r}"
     texts = {c["id"]: c["text"] for c in data["clauses"]}
-    second = f"{clause}: {texts[clause]}"
+    second = " ".join(f"{id_}: {texts[id_]}" for id_ in clause.split())
     named = data["axes"].get(axis, {}).get("alternatives", {}).get(alternative)
     if named:
         second += f" Yours: {named['text']}."
@@ -392,7 +394,7 @@ def _mistake(name: str) -> str:
 
 
 def clause_of(optimizer: str, axis: str, alternative: str, quantity: str) -> str:
-    """The clause that says what is right."""
+    """The clause, or clauses, that say what is right."""
     data = spec.load(optimizer)
     field = alternative.partition(":")[0]
     if axis in data["axes"] and axis != "given":
