@@ -101,7 +101,7 @@ def figures() -> None:
             ),
         )
         for page in sorted((ROOT / "docs").rglob("*.md"))
-        for command in FIGURE.findall(page.read_text(encoding="utf-8"))
+        for command in FIGURE.findall(re.sub(r"\\\n\s*", "", page.read_text(encoding="utf-8")))
     ]
     for command, process in running:
         if process.wait():

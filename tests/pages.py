@@ -50,6 +50,11 @@ def blocks(text):
     return found
 
 
+def joined(code):
+    """Lines that a backslash continues are one."""
+    return re.sub(r"\\\n\s*", "", code)
+
+
 def command(line):
     """What one line of a shell prints; its exit code is 0, or what a comment states."""
     stated = re.search(r"# exits with (\d+)", line)
@@ -88,7 +93,7 @@ def outputs(text):
                 exec(compile(block.code, "page", "exec"), namespace)
             printed = out.getvalue()
         elif block.language == "sh":
-            printed = "".join(map(command, block.code.strip().splitlines()))
+            printed = "".join(map(command, joined(block.code).splitlines()))
     return found
 
 
@@ -120,7 +125,7 @@ def renewed(text):
 def figures(text):
     """(names of the pictures in a page, names under which its commands draw some)."""
     shown = re.findall(r"!\[[^\]]+\]\(/build/figures/(\S+)\)", text)
-    return shown, re.findall(r"^refopt plot .* --out (\S+)$", text, flags=re.MULTILINE)
+    return shown, re.findall(r"^refopt plot .* --out (\S+)$", joined(text), flags=re.MULTILINE)
 
 
 def numbers(text):

@@ -62,5 +62,5 @@ def test_every_slider_moves_a_number(path):
 
 @each
 def test_the_site_links_a_notebook(path):
-    text = (ROOT / "docs" / "notebooks.md").read_text(encoding="utf-8")
-    assert f'href="notebooks/{path.stem}.html"' in text
+    text = (ROOT / "docs" / "notebooks" / "index.md").read_text(encoding="utf-8")
+    assert f'href="{path.stem}.html"' in text
