@@ -160,3 +160,29 @@ def test_what_a_kernel_cannot_take_runs_as_plain_operations(case):
     refopt.NAdam([theirs]).step()
     assert cupy_standin.RawModule.launches == before
     assert same_bits(theirs.data.get(), ours.data)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"centered": True, "momentum": 0.9},
+        {"clipnorm": 0.5},
+        {"use_ema": True, "momentum": 0.9},
+    ],
+)
+def test_rmsprop_on_cupy_is_launched_and_has_the_bits_of_numpy(options):
+    cupy = cupy_standin.install()
+    rng = np.random.default_rng(4)
+    starts = [rng.standard_normal(shape, np.float32) for shape in [(3,), (4, 5), ()]]
+    ours = [refopt.Variable(x.copy()) for x in starts]
+    theirs = [refopt.Variable(cupy.asarray(x)) for x in starts]
+    plain, launched = refopt.RMSprop(0.1, **options), refopt.RMSprop(0.1, **options)
+    before = cupy_standin.RawModule.launches
+    for _ in range(3):
+        grads = [rng.standard_normal(x.shape, np.float32) for x in starts]
+        plain.apply_gradients(zip(grads, ours, strict=True))
+        launched.apply_gradients(zip(map(cupy.asarray, grads), theirs, strict=True))
+    assert cupy_standin.RawModule.launches >= before + 3
+    for mine, other in zip(ours, theirs, strict=True):
+        assert same_bits(other.data.get(), mine.data)

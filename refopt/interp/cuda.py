@@ -214,10 +214,12 @@ class _Group:
         for row, column in zip(self.table, columns, strict=True):
             row[:-2] = [fused.extent(column[x])[0] if x in column else 0 for x in arrays]
             row[-2] = next(iter(column.values())).size * parts
-        self.slot = arrays.index("grad")
+        self.slot = arrays.index("grad") if "grad" in arrays else None
         self.there: Any = None  # the table, cut into pieces, on the device
 
     def take(self, grads: Sequence[Any], start: Sequence[int]) -> bool:
+        if self.slot is None:
+            return True
         own = [grads[i] for i in self.members]
         if not all(
             x.device == self.device and {*order} & {*_order([x])}

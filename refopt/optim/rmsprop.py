@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from refopt.interp import fused
 from refopt.interp.arrays import (
     Floats,
     compiled,
@@ -22,6 +23,7 @@ from refopt.interp.arrays import (
 from refopt.interp.fused import prepared
 from refopt.optim import tape as tapes
 from refopt.optim.groups import number, require
+from refopt.optim.inplace import Kind, Repeat, Settings, Slots, engine
 from refopt.optim.keras import EMAOption, GradientsClipOption, Optimizer, Pairs, _gradient, put
 from refopt.optim.keras import _name as name_of
 from refopt.optim.parameter import Parameter, _check_like, array_of, converted
@@ -31,6 +33,12 @@ from refopt.typing import Number, Numbers, Profile
 
 SLOTS = {"v": "velocity", "buffer": "momentum", "a": "average_gradient"}
 """The fields of the rule's state, and what the variables that hold them are called."""
+SETTINGS = (
+    *("rho", "momentum", "epsilon", "centered", "_profile", "half", "jit_compile", "clipnorm"),
+    *("clipvalue", "global_clipnorm", "use_ema", "ema_momentum", "ema_overwrite_frequency"),
+)
+MANY = 1 << 53
+"""Steps that a float counts."""
 
 
 class RMSprop(Optimizer):
@@ -124,6 +132,7 @@ global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency, **kwargs
         self._learning_rate = self._build_learning_rate(learning_rate)
         self._slots: dict[Any, dict[str, Parameter]] = {}
         self._compiled: dict[Any, Any] = {}
+        self._repeat: Repeat | None = None
         self._rule(self._hyper())
 
     @property
@@ -227,11 +236,14 @@ global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency, **kwargs
         clock = rule.Clock(self._iterations.operand)
         arrays = [array_of(variable) for variable in variables]
         clocks = [clock for _ in arrays]
-        ready = prepared(rule, profile, arrays, grads, states, clocks, hyper, order=order)
-        if ready is not None:
+        given = arrays, grads, states, clocks, hyper
+        able = engine(arrays)
+        if able and (ready := prepared(able, rule, profile, *given, order=order)):
             in_place, after = ready
             count = self._iterations.data
             counted = converted("iterations", int(max(clock.t for clock in after)), count)
+            if counts and able is fused:
+                self._remember(variables, grads, hyper, profile, order)
             undo.pop_all()  # from here on nothing fails
             in_place([partial(np.copyto, count, counted)] if counts else [])
             return
@@ -246,6 +258,79 @@ global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency, **kwargs
                     put(slot, value, undo)
         if counts:
             self._iterations.assign_add(1)
+
+    def _remember(
+        self,
+        variables: Sequence[Any],
+        grads: Sequence[Any],
+        hyper: rule.Hyper,
+        profile: Profile,
+        order: list[int] | None,
+    ) -> None:
+        """Prepare to take the next step by `_again`, where it is but steps of all variables."""
+        self._repeat = None
+        c, limits = profile.choices, (hyper.clipnorm, hyper.clipvalue, hyper.global_clipnorm)
+        missing = any(grad is None for grad in grads) or order != [*range(len(variables))]
+        if missing or c.average is not rule.no_average or limits != (None, None, None):
+            return
+        kinds: dict[Any, Kind] = {}
+        slots, items = [], []
+        for variable in variables:
+            array, kept = array_of(variable), self._kept_for(variable)
+            if array.dtype not in kinds:
+                kinds[array.dtype] = Kind(rule, profile, array, hyper, [*kept])
+            kind = kinds[array.dtype]
+            slots.append(Slots(variable, array, kept.values(), kind))
+            arrays = {field: slot.data for field, slot in kept.items()}
+            items.append((kind.program, {"param": array, **arrays}))
+        step = fused.Pass(items)
+        if step.apart and step.takes(grads):
+            step.ready()
+            settings = Settings(vars(self), SETTINGS)
+            self._repeat = Repeat(settings, hyper, slots, step, self._iterations.data)
+
+    def _again(self, grads_and_vars: Any) -> bool:
+        last = self._repeat
+        if (
+            last is None
+            or type(grads_and_vars) is not list
+            or len(grads_and_vars) != len(last.slots)
+            or not last.settings.hold(vars(self))
+            or self._iterations._data is not last.count
+        ):
+            return False
+        grads = []
+        for slots, pair in zip(last.slots, grads_and_vars, strict=True):
+            if not (type(pair) is tuple and len(pair) == 2 and slots.hold(pair[1], pair[0])):
+                return False
+            grads.append(pair[0])
+        done = last.count.item()
+        if done >= MANY or not last.step.takes(grads):
+            return False
+        then = []
+        rate = self._learning_rate
+        if self._schedule is not None:
+            scheduled = np.asarray(self._scheduled())
+            then.append(partial(np.copyto, rate.data, scheduled))
+            rate = scheduled
+        hyper = last.hyper._replace(lr=self._finite("learning_rate", rate))
+        rows: dict[Kind, Any] = {}
+        for slots in last.slots:
+            kind = slots.kind
+            if kind not in rows:  # all variables have one count
+                ((scalars, clock),) = rule.ticks(
+                    [kind.inside],
+                    grads[:1],
+                    [rule.Clock(done)],
+                    hyper,
+                    kind.profile.choices,
+                    num=kind.num,
+                )
+                kind.settle(rule, hyper)
+                rows[kind] = kind.numbers(scalars)
+        then.append(partial(np.copyto, last.count, np.array(int(clock.t))))
+        last.step.run(grads, [rows[slots.kind] for slots in last.slots], then)
+        return True
 
     def _results(
         self,
@@ -353,7 +438,8 @@ global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency, **kwargs
         return profile._replace(choices=choices)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_compiled": {}}  # a compiled step is made again
+        # a copy has arrays of its own, and a compiled step is made again
+        return {**vars(self), "_compiled": {}, "_repeat": None}
 
     def get_config(self) -> dict[str, Any]:
         """The arguments that make the optimizer again; see `refopt.Optimizer.get_config`."""
