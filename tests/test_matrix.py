@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import browser
 import pytest
 from typer.testing import CliRunner
 
@@ -17,7 +18,6 @@ from refopt.oracle import golden, live, matrix, report, spec, suite
 from refopt.oracle.matrix import OPEN, OTHER, OUT, OWN, SAME
 
 SHARP = "nadam.*.sharp-l2-psi-1.f64"
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 
 
 def refopt(*arguments: str | Path) -> Any:
@@ -239,29 +239,19 @@ def test_what_is_misused_is_said(
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if CHROMIUM is None:
-        pytest.skip("no chromium is installed (Debian's package: chromium)")
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with api.sync_playwright() as playwright:
-        # as root Chromium needs its sandbox off; the page is a file that we wrote
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+def chromium() -> Iterator[Any]:
+    with browser.chromium() as started:
         yield started
-        started.close()
 
 
 @pytest.fixture
-def page(browser: Any, folder: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
-    errors: list[str] = []
-    scheme = getattr(request, "param", "light")
-    opened = browser.new_page(color_scheme=scheme, viewport={"width": 1200, "height": 900})
-    opened.on("console", lambda message: errors.append(message.text))
-    opened.on("pageerror", lambda error: errors.append(str(error)))
-    opened.on("request", lambda asked: errors.append(asked.url) if "http" in asked.url else None)
-    opened.goto((folder / "index.html").as_uri())
-    yield opened
-    opened.close()
-    assert errors == []
+def page(chromium: Any, folder: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
+    home, scheme = (folder / "index.html").as_uri(), getattr(request, "param", "light")
+    size = {"width": 1200, "height": 900}
+    with browser.page(chromium, home, color_scheme=scheme, viewport=size) as (opened, wrong):
+        opened.goto(home)
+        yield opened
+        assert wrong == []
 
 
 @pytest.mark.parametrize("page", ["light", "dark"], indirect=True)
