@@ -790,7 +790,7 @@ def prepared(
         arrays = {f: x.array for f, x in state._asdict().items() if f in made.arrays}
         items.append((made, {"param": params[i], **arrays}))
         own.append(grad is grads[i])
-        given.append(beside.xp.asarray(grad))
+        given.append(np.asarray(grad) if isinstance(grad, np.generic) else grad)
         scalars.append(numbers(made)(s, h))
         nothing = rule.Quantities._make([None] * len(rule.Quantities._fields))
         return nothing._replace(param=param), state
