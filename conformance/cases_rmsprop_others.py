@@ -254,13 +254,13 @@ def decay(kind: str, family: str, **rest: Any) -> list[Case]:
     )
 
 
-def limits(family: str, *names: str) -> list[Case]:
+def limits(family: str, *names: str, **fixed: Any) -> list[Case]:
     """Limits of gradients, which these frameworks have beside the optimizer."""
     small: list[list[Grad]] = [
         [draw(f"tiny {t} {i}", n, low - 1, low) for i, n in enumerate((3, 2))]
         for t, low in enumerate((-9, -12, -10))
     ]
-    of: dict[str, Any] = {"family": family, "shapes": [[3], [2]], "steps": 3}
+    of: dict[str, Any] = {"family": family, "shapes": [[3], [2]], "steps": 3} | fixed
     return [
         case
         for name in names
@@ -520,7 +520,7 @@ def keras(family: str) -> list[Case]:
             "ema ema-overwrite inf nan",
             **{"ema_momentum": 0.5, "ema_overwrite_frequency": 4, "changes": {2: {"lr": 3e38}}}
             | ema
-            | {"dtypes": F32, "finalize": 0, "steps": 4, "record": [1, 2, 3, 4]},
+            | {"dtypes": F32, "steps": 4, "record": [1, 2, 3, 4]},
         ),
         *on(
             "schedule-exponential",
@@ -691,7 +691,8 @@ def paddle() -> list[Case]:
         *usual("paddle", {"lr": 0.01, "rho": 0.95, "epsilon": 1e-6}),
         *decay("l2", **of),
         *subnormal(**of),
-        *limits("paddle", "clipnorm", "global_clipnorm", "clipvalue"),
+        *limits("paddle", "global_clipnorm", "clipvalue"),
+        *limits("paddle", "clipnorm", dtypes=F32),  # its kernel takes no float64
         *on(
             "everything",
             "Centered, momentum and L2 decay at once, while the learning rate changes.",
