@@ -27,7 +27,8 @@ def _followed(subject: Subject, found: Diagnosis) -> Iterator[str]:
         yield f"{name} answered no vector: nothing is known of it."
         return
     if found.status == CONFORMS:
-        yield f"{name} follows {found.against}: all {n} vectors lie inside."
+        undecided = f"; undecided: {', '.join(found.open)}" if found.open else ""
+        yield f"{name} conforms to {found.against} on all {n} vectors{undecided}."
         return
     if found.status == INCONCLUSIVE:
         yield f"{name} lies inside {found.against} on all {n} vectors, and so does every other rule"

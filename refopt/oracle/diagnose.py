@@ -77,6 +77,11 @@ class Diagnosis(NamedTuple):
             return VIOLATION
         return CONFORMS if self.decided else INCONCLUSIVE
 
+    @property
+    def open(self) -> tuple[str, ...]:
+        """The axes that some vector asks for, and none decides."""
+        return tuple(dict.fromkeys(x.axis for x in self.undecided if x.asked))
+
 
 Progress = Callable[[str], None]
 
