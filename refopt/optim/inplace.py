@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from refopt.interp import cuda, fused
 from refopt.interp.arrays import Floats, dtype_name, passage
-from refopt.rules import nadam as rule
 from refopt.typing import Profile
 
-PLAIN = frozenset({float, int, bool, type(None)})
+PLAIN = frozenset({float, int, bool, str, type(None)})
 
 
 def engine(arrays: Iterable[Any]) -> Any:
@@ -55,17 +54,23 @@ class Alike(Floats):
 class Kind:
     """Parameters of one group with one rule, dtype and dtypes of counters."""
 
-    def __init__(self, profile: Profile, array: Any, hyper: Any) -> None:
+    def __init__(
+        self, rule: Any, profile: Profile, array: Any, hyper: Any, kept: Sequence[str]
+    ) -> None:
         self.profile = profile
         self.hyper = hyper
         like = np.empty(0, array.dtype)
         self.inside = passage(like, profile.half).enter(like)  # an array as the rule sees it
         self.num = Alike(Floats().of(self.inside).dtype)
         self.settled = rule.settle(hyper, profile.choices, num=self.num)
-        kept = rule.State._fields
         self.program = fused.program(rule, profile, self.settled, dtype_name(array), kept)
-
         self.scalars = fused.numbers(self.program)
+
+    def settle(self, rule: Any, hyper: Any) -> None:
+        """Take other numbers; only a learning rate, which decides no branch of the program."""
+        if hyper != self.hyper:
+            self.hyper = hyper
+            self.settled = rule.settle(hyper, self.profile.choices, num=self.num)
 
     def numbers(self, scalars: Any) -> Any:
         """The scalars of a step as the program takes them."""
@@ -105,6 +110,41 @@ class Task:
         """New counters with these numbers, of the dtypes of the old ones."""
         pairs = zip(self.counters, numbers, strict=True)
         return {key: np.array(x, self.own[key].dtype) for key, x in pairs}
+
+
+class Slots:
+    """A variable and what is kept for it, which were checked."""
+
+    __slots__ = ("array", "dtype", "kept", "kind", "shape", "variable")
+
+    def __init__(self, variable: Any, array: Any, kept: Iterable[Any], kind: Kind) -> None:
+        self.variable, self.array, self.kind = variable, array, kind
+        self.kept = [(slot, slot.data) for slot in kept]
+        self.shape, self.dtype = array.shape, array.dtype
+
+    def hold(self, variable: Any, grad: Any) -> bool:
+        """Whether all are the same objects, and the gradient fits them."""
+        for slot, x in self.kept:
+            if slot._data is not x:
+                return False
+        return (
+            variable is self.variable
+            and type(grad) is np.ndarray
+            and grad.dtype == self.dtype
+            and grad.shape == self.shape
+            and variable._data is self.array
+            and self.array.flags.writeable
+        )
+
+
+class Repeat(NamedTuple):
+    """A step of all variables in place, without clipping or averages."""
+
+    settings: Settings
+    hyper: Any
+    slots: list[Slots]
+    step: fused.Pass
+    count: Any  # the array that counts steps
 
 
 class Last(NamedTuple):

@@ -456,6 +456,10 @@ class Optimizer:
             A variable that `build` did not get.
 
         """
+        if type(grads_and_vars) is zip:
+            grads_and_vars = [*grads_and_vars]
+        if self._again(grads_and_vars):
+            return
         pairs = self._checked(grads_and_vars)
         learning_rate = None if self._schedule is None else self._scheduled()
         with _undone(self), ExitStack() as undo:
@@ -468,6 +472,10 @@ class Optimizer:
                 self._learning_rate.assign(np.asarray(learning_rate))
             self._step([pair for pair in pairs if pair[0] is not None], undo)
             undo.pop_all()
+
+    def _again(self, grads_and_vars: Any) -> bool:
+        """Take a step like the last one, without checking again what was checked; else False."""
+        return False
 
     def _checked(self, grads_and_vars: Any) -> Pairs:
         """The pairs, gradients as arrays or rows; raises unless all are as required."""

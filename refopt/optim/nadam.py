@@ -258,7 +258,13 @@ class NAdam(Optimizer):
                 counters = {key: state[key] for key in CLOCK if key in state}
                 key = (profile, array.dtype, *(x.dtype for x in counters.values()))
                 if key not in kinds:
-                    kinds[key] = Kind(profile, array, _hyper(f"group {i}: ", group, array))
+                    kinds[key] = Kind(
+                        rule,
+                        profile,
+                        array,
+                        _hyper(f"group {i}: ", group, array),
+                        rule.State._fields,
+                    )
                 groups[-1].append(Task(param, array, state, counters, kinds[key]))
                 arrays = {field: moments[key] for key, field in MOMENTS.items()}
                 items.append((kinds[key].program, {"param": array, **arrays}))
