@@ -116,8 +116,8 @@ def best_rate(s: Setting, problem: Problem, steps: int) -> float:
     network = bool(problem.layers)  # which takes longer: fewer rates, fewer steps
     for rate in RATES[::2] if network else RATES:
         tried = s._replace(hyper=s.hyper._replace(lr=rate))
+        done = list(taken(tried, problem, min(steps, 20) if network else steps))
         with np.errstate(all="ignore"):
-            done = list(taken(tried, problem, min(steps, 20) if network else steps))
             value = float(np.asarray(problem.at(done[-1].params).value))
         if math.isfinite(value) and all(_inside(problem, x.params) for x in done):
             results[rate] = value
@@ -142,6 +142,7 @@ def paths(found: list[Run]) -> list[Path2]:
     return result
 
 
+@np.errstate(all="ignore")
 def curves(found: list[Run], problem: Problem) -> list[Curve]:
     """The objective of each run: before the first step, and after each.
 
@@ -197,8 +198,7 @@ def band(
     label, s = parsed(text, problem)
     if hasattr(s.rule, "Layer"):
         raise Unknown(argument="OPTIMIZER", known=("a rule without layers",), got=s.optimizer)
-    with np.errstate(all="ignore"):
-        done = list(taken(s, problem, steps, dtype=dtype))
+    done = list(taken(s, problem, steps, dtype=dtype))
     case = case_of(s, problem.name, [x.seen for x in done], dtype)
     known("a quantity", dict.fromkeys((*s.rule.State._fields, "param")), quantity)
     low, high = [], []
@@ -469,11 +469,10 @@ def save(new: Any, path: Path) -> None:
 def _animated(new: Any, path: Path) -> None:
     from matplotlib.animation import FuncAnimation, PillowWriter
 
-    (axes,) = new.axes
-    axes.set(xlim=axes.get_xlim(), ylim=axes.get_ylim())
-    lines = [
-        (line, *map(list, line.get_data())) for line in axes.lines if len(line.get_xdata()) > 8
-    ]
+    for axes in new.axes:
+        axes.set(xlim=axes.get_xlim(), ylim=axes.get_ylim())
+    drawn = [line for axes in new.axes for line in axes.lines if line.get_label() not in STILL]
+    lines = [(line, *map(list, line.get_data())) for line in drawn]
     longest = max((len(x) for _, x, _ in lines), default=1)
     shown = np.unique(np.linspace(1, longest, min(longest, FRAMES)).astype(int))
 

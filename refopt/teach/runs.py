@@ -161,7 +161,8 @@ def taken(
         hyper = [s.hyper for _ in params]
         net = {"net": _net(s.rule, problem, len(params))}
     for t in range(1, steps + 1):
-        now = problem.at(params, t) if seen is None else seen[t - 1]
+        with np.errstate(all="ignore"):  # a run may diverge
+            now = problem.at(params, t) if seen is None else seen[t - 1]
         grads = [on.array(g) for g in now.gradients]
         if net:
             net["given"] = _given(s.rule, now, on)
