@@ -229,6 +229,7 @@ def test_what_is_misused_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int, said: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(spec, "RULES", {"nadam": spec.RULES["nadam"]})
     Path("file").touch()
     result = refopt("matrix", *arguments)
     assert result.exit_code == code

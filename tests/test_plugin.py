@@ -5,7 +5,8 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -93,29 +94,36 @@ def test_a_program_that_ends_fails_every_vector_and_is_given_up(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("option", "said"),
+    ("given", "said"),
     [
-        ("--refopt-impl=torch:Adam", "must be one of py:MODULE:FUNCTION, cmd:PROGRAM, torch:NAdam"),
-        ("--refopt-impl=py:mymodule:adam", "--optimizer must be nadam or rmsprop"),
-        ("--refopt-impl=py:mymodule", "--optimizer must be nadam or rmsprop"),
-        ("--refopt-impl=mlx:RMSprop", "install it there, or state with --python"),
-        ("--refopt-profile=exact", "--refopt-profile must be one of documented"),
+        ("torch:Adam", "must be one of py:MODULE:FUNCTION, cmd:PROGRAM, torch:NAdam"),
+        ("py:mymodule:adam", "--optimizer must be nadam or rmsprop"),
+        ("py:mymodule", "--optimizer must be nadam or rmsprop"),
+        ("cmd:no-such-program", "IMPLEMENTATION must be cmd: and a program that can be started"),
+        ("mlx:RMSprop", "install it there, or state with --python"),
+        ("py:mymodule:nadam", "--refopt-profile must be one of documented"),
     ],
 )
-def test_what_is_misused_is_said(tmp_path: Path, option: str, said: str) -> None:
-    named = [] if "impl" in option else ["--refopt-impl=py:mymodule:nadam"]
-    (tmp_path / "mymodule.py").write_text(REPAIRED)
-    code, output = run(tmp_path, option, *named, "--refopt-python", bare(tmp_path))
+def test_what_is_misused_is_said(tmp_path: Path, given: str, said: str) -> None:
+    python = tmp_path / "python"  # an interpreter without packages
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
+    python.chmod(0o755)
+    options = {
+        "refopt_optimizer": "nadam" if given.startswith("cmd:") else None,
+        "refopt_python": str(python),
+        "refopt_profile": "exact",
+        "refopt_timeout": 1.0,
+        "refopt_select": "*",
+    }
+    config: Any = SimpleNamespace(getoption=options.__getitem__)
+    with pytest.raises(pytest.UsageError, match=re.escape(said)):
+        plugin.Asked(config, given)
+
+
+def test_wrong_usage_ends_pytest_before_a_test(tmp_path: Path) -> None:
+    code, output = run(tmp_path, "--refopt-impl=torch:Adam")
     assert code == pytest.ExitCode.USAGE_ERROR
-    assert said in output
-
-
-def bare(folder: Path) -> str:
-    """An interpreter without packages."""
-    path = folder / "python"
-    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
-    path.chmod(0o755)
-    return str(path)
+    assert output.startswith("ERROR: --refopt-impl must be one of")
 
 
 def test_without_an_implementation_nothing_of_refopt_is_imported(tmp_path: Path) -> None:
