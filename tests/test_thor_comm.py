@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from functools import cache
 from pathlib import Path
 
@@ -176,47 +177,81 @@ def launcher():
     return found
 
 
-def workers(size, tmp_path, **task):
+EXACT = [{"exact": True, "split_indices": split} for split, _ in MESSAGES]
+ROUNDED = [{"split_indices": [0]}, {"split_indices": [1, 3]}]
+ORDERED = {"fixed_order": 4, "split_indices": [1]}
+MEAN = {"reduction": "mean-of-factors"}
+COUNTED = [
+    {"profile": profile, **MEAN, "exact": True, "convolution": False, **own}
+    for profile in ("corrected", "mindspore-gpu")
+    for own in ({}, {"fixed_order": 2})
+]
+CORRECTED = [
+    {"profile": "corrected", **own} for own in ({}, {"reduction": "sum-of-inverses"}, MEAN)
+]
+FAULTS = [{"fails": True, **MEAN}, {"fails": True, "reduction": "mean-of-inverses"}]
+UNEQUAL = {"unequal": True}
+TASKS = {
+    1: [ORDERED, *COUNTED],
+    2: [ORDERED, *COUNTED],
+    4: [ORDERED, *EXACT, *ROUNDED, *CORRECTED, *FAULTS, UNEQUAL],
+}
+
+
+def workers(size, task):
     """What each of `size` workers ends with."""
+    return started(size)[TASKS[size].index(task)]
+
+
+@cache
+def started(size):
+    """The same for all their tasks, which one start of them does."""
     command = [launcher(), "-n", str(size), sys.executable, thor_worker.__file__]
     root = str(Path(__file__).parent.parent)
-    done = subprocess.run(
-        [*command, json.dumps({"exact": False, **task}), str(tmp_path / str(size))],
-        env={**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return [dict(np.load(tmp_path / f"{size}.{rank}.npz")) for rank in range(size)]
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/"
+        done = subprocess.run(
+            [*command, json.dumps(TASKS[size]), path],
+            env={**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return [
+            [dict(np.load(f"{path}{number}.{rank}.npz")) for rank in range(size)]
+            for number in range(len(TASKS[size]))
+        ]
 
 
-def alone(exact=False, **arguments):
+def alone(**task):
     """What one worker with the whole batch ends with."""
-    return thor_worker.result_of(thor_worker.trained(None, 0, 1, exact, **arguments))
+    return thor_worker.result_of(thor_worker.trained(None, 0, 1, **task))
 
 
 def arrays(result):
     return {k: np.asarray(x) for k, x in result.items() if k not in ("messages", "error")}
 
 
-@pytest.mark.parametrize(("split", "messages"), MESSAGES)
-def test_four_workers_do_bit_for_bit_as_one_where_sums_are_exact(split, messages, tmp_path):
-    wanted = alone(exact=True, split_indices=split)
+@pytest.mark.parametrize(
+    ("task", "messages"), [(task, n) for task, (_, n) in zip(EXACT, MESSAGES, strict=True)]
+)
+def test_four_workers_do_bit_for_bit_as_one_where_sums_are_exact(task, messages):
+    wanted = alone(**task)
     assert wanted["messages"] == 0
-    for own in workers(4, tmp_path, exact=True, split_indices=split):
+    for own in workers(4, task):
         assert own["messages"] == messages
         assert all(same_bits(x, arrays(own)[name]) for name, x in arrays(wanted).items())
 
 
-@pytest.mark.parametrize("split", [[0], [1, 3]])
-def test_four_workers_do_as_one_to_rounding(split, tmp_path):
-    optimizer = thor_worker.trained(None, 0, 1, False)
+@pytest.mark.parametrize("task", ROUNDED)
+def test_four_workers_do_as_one_to_rounding(task):
+    optimizer = thor_worker.trained(None, 0, 1)
     wanted, report = thor_worker.result_of(optimizer), optimizer.report()["parameters"]
     start = thor_worker.data(False)[0]
     rows = thor_worker.SAMPLES * thor_worker.POSITIONS
-    first, *others = workers(4, tmp_path, split_indices=split)
+    first, *others = workers(4, task)
     assert {own["rule"] for own in report.values()} == {"inverses of step 0", "diagonal", "none"}
     for name, own in report.items():
         assert all(same_bits(first[name], other[name]) for other in others)
@@ -231,46 +266,49 @@ def test_four_workers_do_as_one_to_rounding(split, tmp_path):
         assert np.linalg.norm(first[name] - wanted[name]) <= allowed * change
 
 
-def test_a_fixed_order_gives_the_same_bits_for_any_number_of_workers(tmp_path):
+def test_a_fixed_order_gives_the_same_bits_for_any_number_of_workers():
     wanted = arrays(alone(fixed_order=4))
     for size in (1, 2, 4):
-        for own in workers(size, tmp_path, fixed_order=4, split_indices=[1]):
+        for own in workers(size, ORDERED):
             assert own["messages"] == 2
             assert all(same_bits(x, arrays(own)[name]) for name, x in wanted.items()), size
     whole = arrays(alone())  # in one sum of 16 rows: other bits
     assert not all(same_bits(x, whole[name]) for name, x in wanted.items())
 
 
-@pytest.mark.parametrize("profile", ["corrected", "mindspore-gpu"])
-def test_a_fixed_order_counts_what_a_worker_has_and_not_a_part_of_it(profile, tmp_path):
-    how = {"profile": profile, "reduction": "mean-of-factors", "convolution": False}
+@pytest.mark.parametrize(("plain", "ordered"), [COUNTED[:2], COUNTED[2:]])
+def test_a_fixed_order_counts_what_a_worker_has_and_not_a_part_of_it(plain, ordered):
     for size in (1, 2):
         # the release divides A of fc2 by its 3 inputs, which rounds; that of fc1 by 4
-        first, *_ = workers(size, tmp_path, exact=True, **how)
+        first, *_ = workers(size, plain)
         wanted = {k: x for k, x in arrays(first).items() if "fc2" not in k}
         assert any("fc1" in name for name in wanted)
-        for own in workers(size, tmp_path, exact=True, fixed_order=2, **how):
+        for own in workers(size, ordered):
             assert all(same_bits(x, arrays(own)[name]) for name, x in wanted.items()), size
 
 
-def test_inverses_are_summed_or_averaged_where_the_profile_or_the_user_says_so(tmp_path):
-    mean = arrays(workers(4, tmp_path, profile="corrected")[3])
-    total = arrays(workers(4, tmp_path, profile="corrected", reduction="sum-of-inverses")[0])
+def test_inverses_are_summed_or_averaged_where_the_profile_or_the_user_says_so():
+    mean, total, factors = (arrays(workers(4, task)[3]) for task in CORRECTED)
     for name, x in mean.items():
         if name.endswith("_inverse"):
             assert same_bits(4 * x, total[name])
         else:  # biases and LayerNorm have no inverse
             assert same_bits(x, total[name]) != name.endswith("weight"), name
-    factors = arrays(workers(4, tmp_path, profile="corrected", reduction="mean-of-factors")[0])
     assert not same_bits(factors["fc1.weight"], mean["fc1.weight"])
 
 
-@pytest.mark.parametrize("reduction", ["mean-of-factors", "mean-of-inverses"])
-def test_a_fault_on_one_worker_ends_the_step_of_all_and_changes_nothing(reduction, tmp_path):
-    found = workers(4, tmp_path, fails=True, reduction=reduction)
+def test_a_batch_size_of_its_own_is_told_to_the_worker_that_has_it():
+    told = [str(own["error"]) for own in workers(4, UNEQUAL)]
+    wanted = "batch_size: 16, that of the first worker, is required, got 17"
+    assert told == ["", "", wanted, ""]
+
+
+@pytest.mark.parametrize("task", FAULTS)
+def test_a_fault_on_one_worker_ends_the_step_of_all_and_changes_nothing(task):
+    found = workers(4, task)
     weights = thor_worker.data(False)[0]
     for rank, own in enumerate(found):
-        own_fault = reduction == "mean-of-factors" or rank == 2
+        own_fault = task["reduction"] == "mean-of-factors" or rank == 2
         where = "that is not, after damping" if own_fault else "another one from another worker"
         assert "layer 'fc1', factor A, block 0 of 1" in str(own["error"])
         assert where in str(own["error"])

@@ -1,6 +1,7 @@
-"""One worker of a THOR run under mpiexec: takes its share of a batch, writes what it ends with.
+"""One worker of THOR runs under mpiexec: takes its share of a batch, writes what it ends with.
 
-Arguments: a JSON object of what to run, and the path of the result, to which the rank is added.
+Arguments: a JSON list of what to run, and the path of the results, to which the number of the run
+and the rank are added.
 """
 
 import json
@@ -61,7 +62,7 @@ def optimizer_of(weights, comm, batch, convolution=True, **arguments):
     return refopt.thor(net, batch_size=batch, frequency=2, comm=comm, **given)
 
 
-def trained(comm, rank, size, exact, **arguments):
+def trained(comm, rank, size, exact=False, **arguments):
     """Two steps, of which the first renews the inverses, by one of `size` workers."""
     weights, gradients, inputs, outputs = data(exact)
     batch = SAMPLES // size
@@ -77,9 +78,9 @@ def trained(comm, rank, size, exact, **arguments):
     return optimizer
 
 
-def failed(comm, rank, size, exact, **arguments):
+def failed(comm, rank, size, **arguments):
     """A step that meets a factor without inverse, on one worker."""
-    weights, gradients, *_ = data(exact)
+    weights, gradients, *_ = data(False)
     optimizer = optimizer_of(weights, comm, SAMPLES // size, **arguments)
     ready = {
         "conv": layers.Factors(np.eye(8), np.eye(3), 1.0, 1.0),
@@ -92,6 +93,15 @@ def failed(comm, rank, size, exact, **arguments):
     except np.linalg.LinAlgError as error:
         return optimizer, str(error)
     return optimizer, ""
+
+
+def unequal(comm, rank):
+    """What a worker with another batch size than the first is told."""
+    try:
+        optimizer_of(data(False)[0], comm, SAMPLES + (rank == 2))
+    except ValueError as error:
+        return {"error": str(error)}
+    return {"error": ""}
 
 
 def result_of(optimizer, error=""):
@@ -110,13 +120,16 @@ def main():
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD
-    task, path = json.loads(sys.argv[1]), sys.argv[2]
+    tasks, path = json.loads(sys.argv[1]), sys.argv[2]
     rank, size = comm.Get_rank(), comm.Get_size()
-    if task.pop("fails", False):
-        optimizer, error = failed(comm, rank, size, **task)
-    else:
-        optimizer, error = trained(comm, rank, size, **task), ""
-    np.savez(f"{path}.{rank}.npz", **result_of(optimizer, error))
+    for number, task in enumerate(tasks):
+        if task.get("unequal"):
+            result = unequal(comm, rank)
+        elif task.pop("fails", False):
+            result = result_of(*failed(comm, rank, size, **task))
+        else:
+            result = result_of(trained(comm, rank, size, **task))
+        np.savez(f"{path}{number}.{rank}.npz", **result)
 
 
 if __name__ == "__main__":
