@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def data(folder: Path) -> Any:
-    text = (folder / "index.html").read_text(encoding="utf-8")
+    text = (folder / "matrix.html").read_text(encoding="utf-8")
     (found,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text)
     return json.loads(found)
 
@@ -125,7 +125,7 @@ def test_what_is_not_finite_is_drawn_as_nothing() -> None:
 
 
 def test_every_file_is_written_and_says_the_same(folder: Path, data: Any) -> None:
-    lines = [json.loads(line) for line in (folder / "report.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (folder / "matrix.jsonl").read_text().splitlines()]
     assert [lines[0]["kind"], lines[-1]["kind"]] == ["header", "footer"]
     assert lines[-1]["complete"]
     runs = [line for line in lines if line["kind"] == "run"]
@@ -142,13 +142,13 @@ def test_every_file_is_written_and_says_the_same(folder: Path, data: Any) -> Non
         }
     tests = ElementTree.parse(folder / "junit.xml").getroot().iter("testcase")
     assert len([*tests]) == len(runs) + sum(line["kind"] == "comparison" for line in lines)
-    text = (folder / "README.md").read_text()
+    text = (folder / "matrix.md").read_text()
     assert re.search(r"^\| torch-2.13 \| torch 2.13.0\+cpu \| as recorded \| 1 \|", text, re.M)
     assert re.search(r"^- \*\*torch-2.13\*\*, product: `float32` \(NAD-6.2b\)", text, re.M)
 
 
 def test_the_page_needs_nothing_else(folder: Path) -> None:
-    text = (folder / "index.html").read_text(encoding="utf-8")
+    text = (folder / "matrix.html").read_text(encoding="utf-8")
     assert "default-src 'none'" in text
     assert not re.search(r"""(?:src|href)\s*=\s*["'](?:https?:)?//""", text)
     assert "{{" not in text
@@ -247,7 +247,7 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture
 def page(chromium: Any, folder: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
-    home, scheme = (folder / "index.html").as_uri(), getattr(request, "param", "light")
+    home, scheme = (folder / "matrix.html").as_uri(), getattr(request, "param", "light")
     size = {"width": 1200, "height": 900}
     with browser.page(chromium, home, color_scheme=scheme, viewport=size) as (opened, wrong):
         opened.goto(home)
@@ -292,7 +292,7 @@ def test_a_mark_opens_with_diagnosis_plot_and_vector_by_keys_alone(page: Any) ->
 
 
 def test_an_address_opens_its_cell_and_an_unknown_one_nothing(page: Any, folder: Path) -> None:
-    home = (folder / "index.html").as_uri()
+    home = (folder / "matrix.html").as_uri()
     page.goto(f"{home}#nadam/torch-2.13/product/float64")
     page.locator("dialog[open]").wait_for()
     assert "otherwise than documented" in page.locator("dialog").inner_text()

@@ -29,7 +29,7 @@ def matrix(
         Path,
         typer.Argument(
             metavar="FOLDER",
-            help="Write index.html, README.md, report.jsonl, junit.xml and badges/ there.",
+            help="Write matrix.html, matrix.md, matrix.jsonl, junit.xml and badges/ there.",
         ),
     ],
     select: Select = "*",
@@ -105,9 +105,9 @@ def matrix(
             report.footer(tally, code, seconds, complete=True),
         ]
         files = {
-            "index.html": m.page(drawn, curves, code),
-            "README.md": "\n".join(m.markdown(drawn)) + "\n",
-            "report.jsonl": "".join(json.dumps(x, allow_nan=False) + "\n" for x in lines),
+            "matrix.html": m.page(drawn, curves, code),
+            "matrix.md": "\n".join(m.markdown(drawn)) + "\n",
+            "matrix.jsonl": "".join(json.dumps(x, allow_nan=False) + "\n" for x in lines),
             "junit.xml": report.junit(results, seconds).decode(),
             **{
                 f"badges/{optimizer}-{name}.json": json.dumps(m.badge(optimizer, name, row)) + "\n"
@@ -118,7 +118,7 @@ def matrix(
         for name, text in files.items():
             (folder / name).write_text(text, encoding="utf-8")
         report.summary(tally, report.Terminal(), seconds)
-        typer.echo(f"wrote {folder / 'index.html'}")
+        typer.echo(f"wrote {folder / 'matrix.html'}")
     raise typer.Exit(code)
 
 

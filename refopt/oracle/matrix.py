@@ -527,7 +527,7 @@ def markdown(matrix: Matrix) -> Iterator[str]:
     yield (
         f"Made by `refopt matrix`: {_made()}. Each run was judged against the rule of its own "
         "release. What a release does otherwise than documented is listed where some run of it "
-        "excludes what is documented. [index.html](index.html) is the whole matrix: for every "
+        "excludes what is documented. [matrix.html](matrix.html) is the whole matrix: for every "
         "implementation, axis and dtype the run that shows it, and its envelope.\n"
     )
     for optimizer, rows in matrix.rows.items():
