@@ -260,7 +260,7 @@ def test_an_update_in_place_has_the_bits_of_the_plain_one(tape, dtype):
         for t in range(3):
             grads = [numbers((5, 7), dtype, 10 * t + i) for i in range(3)]
             grads[1] = None if t == 1 else grads[1]
-            ready = fused.prepared(rule, profile, mine, grads, kept, counts, hyper)
+            ready = fused.prepared(fused, rule, profile, mine, grads, kept, counts, hyper)
             qs, states, clocks = arrays.run(rule, profile, params, grads, states, clocks, hyper)
             params = [p if q is None else q.param for p, q in zip(params, qs, strict=True)]
             if ready is None:
@@ -353,6 +353,112 @@ def test_a_changed_option_state_or_array_is_seen_by_the_next_step(tape):
         optimizer.step()
         found.append([x for p in (a, b) for x in (p.data, *optimizer.state[p].values())])
     assert all(same(x, y) for x, y in zip(*found, strict=True))
+
+
+def test_compiled_loops_take_gradients_that_had_gaps_before(compiled):
+    param = refopt.Parameter(np.ones(6, "f4"))
+    optimizer = refopt.NAdam([param], lr=0.5)
+    twin = refopt.Parameter(np.ones(6, "f4"))
+    other = refopt.NAdam([twin], lr=0.5, foreach=False)
+    for grad in (np.ones(12, "f4")[::2], np.full(6, 2.0, "f4"), np.ones(12, "f4")[::2]):
+        param.grad = twin.grad = grad
+        optimizer.step()
+        other.step()
+        assert same(param.data, twin.data)
+
+
+def test_a_repeated_step_of_rmsprop_sees_what_has_changed(tape):
+    found = []
+    for plain in (False, True):
+        a, b = refopt.Variable(np.ones(3)), refopt.Variable(np.ones(2, "f4"))
+        rate = refopt.schedules.ExponentialDecay(0.5, 1, 0.5)
+        optimizer = refopt.RMSprop(rate, momentum=0.5)
+
+        def step(x, optimizer=optimizer, a=a, b=b, plain=plain):
+            optimizer.apply_gradients([(np.full(3, x), a), (np.full(2, -x, "f4"), b)])
+            assert optimizer._repeat is not None
+            if plain:
+                optimizer._repeat = None
+
+        step(0.5)
+        step(2.0)
+        step(-1.0)
+        optimizer.rho = 0.5
+        step(1.0)
+        optimizer.clipnorm = 0.25
+        optimizer.apply_gradients([(np.full(3, 9.0), a), (np.full(2, 9.0, "f4"), b)])
+        optimizer.clipnorm = None
+        optimizer.apply_gradients([(np.ones(3), a)])
+        optimizer.apply_gradients([(np.ones(2, "f4"), b), (np.ones(3), a)])
+        step(3.0)
+        a.assign(np.zeros(3))
+        step(3.0)
+        found.append([np.asarray(x.numpy()) for x in (a, b, *optimizer.variables)])
+    assert all(same(x, y) for x, y in zip(*found, strict=True))
+
+
+# -- flat storage ---------------------------------------------------------------------------------
+SHAPES = [(3,), (2, 2), (), (5,), (7, 1)]
+
+
+def many(foreach, dtype="f4"):
+    params = [refopt.Parameter(np.full(s, k + 0.5, dtype)) for k, s in enumerate(SHAPES)]
+    return params, refopt.NAdam(params, foreach=foreach, weight_decay=0.1)
+
+
+def give(params, t, none=()):
+    for k, p in enumerate(params):
+        rng = np.random.default_rng(100 * t + k)
+        grad = np.asarray(rng.standard_normal(p.shape), p.dtype)
+        p.grad = None if k in none else grad
+
+
+def test_flat_storage_changes_no_bit_with_groups_missing_gradients_and_loaded_states(tape):
+    found = []
+    for foreach in (True, None, False):
+        params, optimizer = many(foreach)
+        for t in range(6):
+            if t == 4:
+                optimizer.load_state_dict(optimizer.state_dict())
+            if t == 5:
+                params.append(refopt.Parameter(np.ones(3)))
+                optimizer.add_param_group({"params": params[-1:]})
+            give(params, t, none=(1,) if t == 2 else ())
+            optimizer.step()
+        found.append([x for p in params for x in (p.data, *optimizer.state[p].values())])
+    for one, other, plain in zip(*found, strict=True):
+        assert same(one, plain)
+        assert same(other, plain)
+
+
+def test_flat_storage_runs_all_tensors_as_one_line_and_hands_out_views_that_stay(tape):
+    params, optimizer = many(True)
+    give(params, 0)
+    optimizer.step()
+    views = [(p.data, p.grad) for p in params]
+    assert len({id(x.base) for x, _ in views}) == len({id(g.base) for _, g in views}) == 1
+    for t in (1, 2):
+        give(params, t)
+        optimizer.step()
+    assert all(p.data is x and p.grad is g for p, (x, g) in zip(params, views, strict=True))
+    optimizer.load_state_dict(optimizer.state_dict())
+    give(params, 3)
+    optimizer.step()
+    assert all(p.data is x and p.grad is g for p, (x, g) in zip(params, views, strict=True))
+    (group,) = optimizer._last.step._groups
+    grads, row = [p.grad for p in params], object()
+    assert group._lines(grads, [row] * len(params)) == [[0, 1, 2, 3, 4]]
+    assert len(group._lines(grads, [object() for _ in params])) == len(params)
+
+
+def test_without_being_asked_to_an_optimizer_leaves_arrays_where_they_are(tape):
+    params, optimizer = many(None)
+    held = [p.data for p in params]
+    give(params, 0)
+    grads = [p.grad for p in params]
+    optimizer.step()
+    assert all(p.data is x for p, x in zip(params, held, strict=True))
+    assert all(p.grad is x for p, x in zip(params, grads, strict=True))
 
 
 def test_gradients_are_not_kept_alive_by_the_optimizer(tape):

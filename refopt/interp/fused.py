@@ -557,6 +557,7 @@ class Pass:
             self._start[i] = low
         if not all(group.take(grads, self._start) for group in self._groups):
             return False
+        self.ready()  # others may be without gaps now
         for i in new:
             given[i] = weakref.ref(grads[i])
         return True
@@ -647,12 +648,14 @@ class _Group:
             tape(self.program)
 
     def calls(self, grads: Sequence[Any], scalars: Sequence[Any]) -> Iterator[Callable[[], Any]]:
-        for k in self.apart:
-            i, arrays = self.members[k], [*self.arrays[k]]
+        for line in self._lines(grads, scalars) if self.apart else ():
+            k, i = line[0], self.members[line[0]]
+            arrays = [*self.arrays[k]]
             if self.slot is not None:
                 arrays[self.slot] = grads[i]
             if self.direct[k]:
-                arrays = [_line(x, self.orders[k]) for x in arrays]
+                n = int(self.table[line, -2].sum())
+                arrays = [_line(x, self.orders[k], n if line[1:] else None) for x in arrays]
                 yield partial(_run_tape, self.program, arrays, scalars[i])
             else:
                 yield partial(_run_apart, self.program, arrays, scalars[i])
@@ -668,6 +671,53 @@ class _Group:
             return
         table = cut(table, np.dtype(self.program.dtype).itemsize)
         yield from (_together.acquire, partial(self.kernel, table, rows), _together.release)
+
+    def _lines(self, grads: Sequence[Any], scalars: Sequence[Any]) -> list[list[int]]:
+        """Those that the tape takes; in one list those that follow each other in memory."""
+        lines: list[list[int]] = []
+        ends = self.table[:, :-2] + self.table[:, -2:-1] * np.dtype(self.program.dtype).itemsize
+        follow = (self.table[1:, :-2] == ends[:-1]).all(axis=1)
+        for k in self.apart:
+            joins = lines and lines[-1][-1] == k - 1 and self.direct[k] and self.direct[k - 1]
+            if joins and follow[k - 1] and self._alike(k, grads, scalars):
+                lines[-1].append(k)
+            else:
+                lines.append([k])
+        return lines
+
+    def _alike(self, k: int, grads: Sequence[Any], scalars: Sequence[Any]) -> bool:
+        """Whether one and the one before it are parts of the same buffers, with equal scalars."""
+        one, other = self.members[k - 1], self.members[k]
+        pairs = [*zip(self.arrays[k - 1], self.arrays[k], strict=True)]
+        if self.slot is not None:
+            pairs[self.slot] = grads[one], grads[other]
+        return scalars[one] is scalars[other] and all(_one_buffer(x, y) for x, y in pairs)
+
+
+def _one_buffer(x: Any, y: Any) -> bool:
+    base = x.base
+    return (
+        base is y.base
+        and type(base) is np.ndarray
+        and base.flags.c_contiguous
+        and base.dtype == x.dtype
+    )
+
+
+def flat(arrays: Sequence[Any]) -> list[Any]:
+    """Copies of arrays of one dtype, one behind the other in one buffer."""
+    ends = np.cumsum([0, *(x.size for x in arrays)])
+    room = np.empty(ends[-1], arrays[0].dtype)
+    parts = [room[a:b].reshape(x.shape) for (a, b), x in zip(pairwise(ends), arrays, strict=True)]
+    for part, x in zip(parts, arrays, strict=True):
+        part[...] = x
+    return parts
+
+
+def adjacent(arrays: Sequence[Any]) -> bool:
+    """Whether arrays lie one behind the other in one buffer."""
+    follow = all(a[1] == b[0] for a, b in pairwise(map(extent, arrays)))
+    return follow and all(_one_buffer(arrays[0], x) for x in arrays)
 
 
 def _apart(line: Sequence[tuple[int, int]]) -> bool:
@@ -689,10 +739,18 @@ def _order(arrays: Sequence[Any], dtype: str, wanted: str = "CF") -> str:
     return ""
 
 
-def _line(x: Any, order: Any) -> Any:
-    """The elements of an array without gaps as a view in one dimension; complex as reals."""
+def _line(x: Any, order: Any, n: int | None = None) -> Any:
+    """The elements of an array without gaps as a view in one dimension; complex as reals.
+
+    `n`: so many, as they follow in its buffer.
+    """
     line = x.reshape(-1, order=order)
-    return line.view(line.real.dtype) if line.dtype.kind == "c" else line
+    line = line.view(line.real.dtype) if line.dtype.kind == "c" else line
+    if n is None:
+        return line
+    whole = x.base.reshape(-1).view(line.dtype)
+    start = (extent(x)[0] - extent(whole)[0]) // line.itemsize
+    return whole[start : start + n]
 
 
 def extent(x: Any) -> tuple[int, int]:

@@ -112,6 +112,27 @@ class Task:
         return {key: np.array(x, self.own[key].dtype) for key, x in pairs}
 
 
+def flatten(params: Sequence[Any], states: Mapping[Any, dict[str, Any]], keys: Any) -> None:
+    """Move parameters, gradients and states into buffers of their own, each one of one dtype.
+
+    Once: a parameter that has been moved stays where it is. States that were loaded move again.
+    """
+    able = [p for p in params if p.data.flags.c_contiguous]
+    for dtype in {p.data.dtype for p in able}:
+        own = [p for p in able if p.data.dtype == dtype]
+        new = [p for p in own if p._room is None]
+        if new:
+            places = zip(new, fused.flat([p.data for p in new]), strict=True)
+            for (param, place), room in zip(places, fused.flat([p.grad for p in new]), strict=True):
+                param.data, param._room, param.grad = place, room, room
+        kept = [states[p] for p in own if states.get(p)]
+        for key in keys if kept else ():
+            arrays = [state[key] for state in kept]
+            if all(map(fused.writable, arrays)) and not fused.adjacent(arrays):
+                for state, place in zip(kept, fused.flat(arrays), strict=True):
+                    state[key] = place
+
+
 class Slots:
     """A variable and what is kept for it, which were checked."""
 

@@ -16,6 +16,7 @@ from array_api_compat import (
     size,
 )
 
+from refopt.interp import fused
 from refopt.interp.arrays import (
     Device,
     Floats,
@@ -42,7 +43,7 @@ from refopt.interp.host import (
 from refopt.interp.rounded import carried
 from refopt.optim.groups import Group, Optimizer, deep, entry, number, require, turns
 from refopt.optim.hooks import hooked
-from refopt.optim.inplace import Kind, Last, Settings, Task, engine
+from refopt.optim.inplace import Kind, Last, Settings, Task, engine, flatten
 from refopt.optim.parameter import (
     Parameter,
     array_of,
@@ -92,7 +93,10 @@ class NAdam(Optimizer):
     decoupled_weight_decay : bool
         Shrink the parameter instead of adding λθ to the gradient: NAdamW (default: False).
     foreach : bool, optional
-        Under "torch-2.13": the formula of torch's foreach path. No effect on the result otherwise
+        None takes arrays of NumPy and CuPy in place, as one pass; False takes one operation after
+        the other. True moves parameters of NumPy into one buffer, and what is assigned to `grad`
+        into another: `data` and `grad` become views, which stay; arrays given before are left.
+        Under "torch-2.13" also the formula of torch's foreach path; else the result is the same
         (default: None).
     maximize : bool
         Ascend instead of descend (default: False).
@@ -245,15 +249,17 @@ class NAdam(Optimizer):
             elsewhere = on_device or apart or group["capturable"]
             if params and (elsewhere or len(params) != len(set(params))):
                 return None
+            if not all(isinstance(p, Parameter) and engine([p.data]) for p in params):
+                return None
+            if any(param.grad is None for param in params):
+                return None
+            states = {param: self._state(param, group) for param in params}
+            if group["foreach"] and engine([param.data for param in params]) is fused:
+                flatten(params, states, MOMENTS)
             for param in params:
-                if not (isinstance(param, Parameter) and engine([param.data])):
-                    return None
-                array, state = param.data, self.state.get(param)
+                array, state = param.data, states[param]
                 profile = self._profile(group, state)
-                state = state or self._fresh(array, profile, Floats())
                 moments = {key: state[key] for key in MOMENTS}
-                if param.grad is None:
-                    return None
                 touched += [array, *moments.values()]
                 counters = {key: state[key] for key in CLOCK if key in state}
                 key = (profile, array.dtype, *(x.dtype for x in counters.values()))
@@ -278,6 +284,12 @@ class NAdam(Optimizer):
         settings = [Settings(group, self.defaults) for group in self.param_groups]
         self._last = Last(settings, groups, step)
         return grads
+
+    def _state(self, param: Any, group: Group) -> State:
+        """The state of a parameter, which may be new and in no dict yet."""
+        state = self.state.get(param)
+        array = array_of(param)
+        return state or self._fresh(array, self._profile(group), Floats())
 
     def _again(self) -> list[Any] | None:
         """The gradients of a step in place like the last one; None where anything else is new."""

@@ -65,6 +65,8 @@ class Parameter(Operators):
 
     """
 
+    _room: Any = None  # where its gradient lies beside others, see `flattened`
+
     def __init__(self, data: Any, *, name: str | None = None, dtype: Any = None) -> None:
         if isinstance(data, Parameter):
             data = copied(data.data)
@@ -104,7 +106,12 @@ class Parameter(Operators):
 
     @grad.setter
     def grad(self, value: Any) -> None:
-        self._grad = _array(value)
+        value, room = _array(value), self._room
+        fits = type(value) is np.ndarray and type(room) is np.ndarray and value is not room
+        if fits and value.shape == room.shape and value.dtype == room.dtype:
+            np.copyto(room, value)
+            value = room
+        self._grad = value
 
     @property
     def operand(self) -> Any:
