@@ -170,7 +170,7 @@ def load(path: Path) -> Iterator[Recording]:
             if not isinstance(runs, dict) or not runs:
                 _refuse(f"case {case.id!r}: runs must be an object of one run or more", runs)
             yield Recording(case, {name: parse_run(case, name, runs) for name in runs}, provenance)
-    except CaseError as error:
+    except (CaseError, RecursionError) as error:
         msg = f"{path}: {error}"
         raise CaseError(msg) from error.__cause__
 
@@ -245,7 +245,7 @@ def parse(source: dict[str, Any]) -> Case:
     """A case from its JSON object. Raises CaseError where it is malformed."""
     try:
         return _case(source)
-    except CaseError as error:
+    except (CaseError, RecursionError) as error:
         named = source.get("id") if isinstance(source, dict) else source
         msg = f"case {named!r:.80}: {error}"
         raise CaseError(msg) from error.__cause__
@@ -255,10 +255,12 @@ def _case(source: Any) -> Case:
     id, comment = _get(source, "id", str), _get(source, "comment", str)
     if (rule := RULES.get(id.partition(".")[0])) is None or "." not in id:
         _refuse(f"the id must begin with one of {', '.join(RULES)} and a dot", id)
+    if not ID(id):
+        _refuse("an id must be of letters, digits, - and _ between dots, at most 200", id)
     _named(source, KEYS | LAYERED if hasattr(rule, "Layer") else KEYS, "keys of a case")
     given, steps = _get(source, "params", list), _get(source, "steps", int)
-    if steps < 1 or not given:
-        _refuse("at least one step and one parameter are required", steps, given)
+    if not 1 <= steps <= STEPS or not given:
+        _refuse(f"from 1 to {STEPS} steps and a parameter are required", steps, given)
     dtypes, shapes, params = zip(*map(_parameter, given), strict=True)
     everything = list(range(len(given)))
     hyper = _hyper(rule, _get(source, "hyper", dict))
@@ -308,7 +310,7 @@ def _case(source: Any) -> Case:
         orders=orders,
         layers=layers,
         statistics={
-            t: {name: _all(x, f"statistics of {name}") for name, x in _of(layers, given).items()}
+            t: {name: _seen(rule, name, layers[name], x) for name, x in _of(layers, given).items()}
             for t, given in _by_step(source, "statistics", steps).items()
         },
     )
@@ -345,8 +347,44 @@ def _layers(rule: Any, source: dict[str, Any], shapes: tuple[list[int], ...]) ->
         if "dilation" in x:
             rest["dilation"] = tuple(_indices(x["dilation"], f"dilation of {name}"))
         found[name] = rule.Layer(kind, tuple(members), tuple(shapes[members[0]]), **rest)
+        _factored(rule, name, found[name])
     if sorted(i for layer in found.values() for i in layer.params) != [*range(len(shapes))]:
         _refuse("layers must hold each parameter once", *found.values())
+    return found
+
+
+def _factored(rule: Any, name: str, layer: Any) -> None:
+    """Refuse a layer whose factors would not fit into memory, or whose weight is none."""
+    if layer.kind not in rule.FACTORED:
+        return
+    inputs = 1 if layer.kind in rule.TABLES else math.prod(layer.shape[1:])
+    rank = 4 if len(layer.shape) == 4 and layer.kind not in rule.TABLES else 2
+    outputs = layer.shape[1 if layer.kind in rule.TABLES else 0] if layer.shape else 0
+    if len(layer.shape) != rank or not 1 <= min(inputs, outputs) <= max(inputs, outputs) <= LARGEST:
+        _refuse(f"layer {name}: a weight whose factors have 1 to {LARGEST} rows is required", layer)
+    for pair in (layer.stride, layer.dilation):
+        if len(pair) != 2 or not all(1 <= n <= LARGEST for n in pair):
+            _refuse(f"layer {name}: strides and dilations are two numbers, 1 to {LARGEST}", pair)
+
+
+def _seen(rule: Any, name: str, layer: Any, source: Any) -> dict[str, Tensor]:
+    """What a layer saw, or its factors: each as large as the layer says, and ids in its table."""
+    found = _all(source, f"statistics of {name}")
+    table, (rows, *rest) = layer.kind in rule.TABLES, layer.shape
+    inputs, outputs = (rows, rest[0]) if table else (math.prod(rest), rows)
+    place = 1 if len(layer.shape) == 4 else -1  # of the channels
+    for q, x in found.items():
+        wanted = {"A": [(inputs,)] if table else [(inputs, inputs)], "G": [(outputs, outputs)]}
+        fits = x.shape in wanted.get(q, [x.shape])
+        if q in ("a", "ds") and not (q == "a" and table):
+            channels = outputs if q == "ds" else rest[0] if place == 1 else inputs
+            fits = len(x.shape) > 1 and x.shape[place] == channels
+            fits &= place == -1 or len(x.shape) == 4
+            fits &= math.prod(x.shape) * math.prod(layer.shape[2:]) <= MANY
+        if q == "a" and table:
+            fits = x.dtype in INTEGERS and all(0 <= i < rows for i in x.values)
+        if not fits:
+            _refuse(f"{q} of {name} must fit the layer, {layer.kind} of {layer.shape}", x.shape)
     return found
 
 
@@ -367,7 +405,7 @@ def _all(source: Any, what: str) -> dict[str, Tensor]:
 
 
 def _tensor(source: Any, what: str) -> Tensor:
-    dtype, shape = _get(source, "dtype", str), _indices(_get(source, "shape", list), "a shape")
+    dtype, shape = _get(source, "dtype", str), _shape(source)
     if dtype not in FORMATS and dtype not in INTEGERS:
         _refuse(f"{what}: a dtype must be one of {', '.join([*FORMATS, *INTEGERS])}", dtype)
     return Tensor(dtype, tuple(shape), _decoded(source.get("bits"), dtype, math.prod(shape), what))
@@ -377,7 +415,7 @@ def parse_run(case: Case, name: str, runs: dict[str, Any]) -> Run:
     """One run of a case from the JSON object of its runs. Raises CaseError where malformed."""
     try:
         return _run(case, name, runs)
-    except CaseError as error:
+    except (CaseError, RecursionError) as error:
         msg = f"case {case.id!r}, run {name!r}: {error}"
         raise CaseError(msg) from error.__cause__
 
@@ -462,7 +500,7 @@ def _parameter(source: Any) -> tuple[str, list[int], Values]:
     dtype = _get(source, "dtype", str)
     if dtype not in FORMATS and dtype not in COMPLEX:
         _refuse(f"a dtype must be one of {', '.join([*FORMATS, *COMPLEX])}", dtype)
-    shape = _indices(_get(source, "shape", list), "a shape")
+    shape = _shape(source)
     layout = source.get("layout", "C")
     if layout not in ("C", "F", "strided") or (layout == "strided" and not shape):
         _refuse("a layout must be C, F or, of at least one axis, strided", layout)
@@ -560,6 +598,13 @@ def _schedule(rule: Any, name: str, x: dict[str, Any]) -> Schedule:
 INTEGERS = {"int32": 32, "int64": 64}
 """Dtypes of step counters, and their widths in bits."""
 
+STEPS = 10**5
+"""The most steps that a case may have."""
+
+AXES, MANY, LARGEST = 32, 2**24, 2048
+"""The most axes and elements of an array, and rows of a factor: it has their square."""
+
+ID = re.compile(r"(?=.{1,200}\Z)[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)+").fullmatch
 STEP = re.compile("[1-9][0-9]{0,8}").fullmatch
 HEX = re.compile("[0-9a-fA-F]*").fullmatch
 DECIMAL = re.compile(r"[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][+-]?[0-9]+)?|[+-]?inf|nan").fullmatch
@@ -592,6 +637,14 @@ def _indices(source: Any, what: str) -> list[int]:
     if not isinstance(source, list) or any(type(i) is not int or i < 0 for i in source):
         _refuse(f"{what} must be a list of integers from 0", source)
     return source
+
+
+def _shape(source: Any) -> list[int]:
+    """A shape; also one of no element says nothing that cannot be."""
+    shape = _indices(_get(source, "shape", list), "a shape")
+    if len(shape) > AXES or math.prod(n for n in shape if n) > MANY:
+        _refuse(f"a shape must have at most {AXES} axes and {MANY} elements", shape)
+    return shape
 
 
 def _texts(source: dict[str, Any], key: str) -> list[str]:

@@ -29,6 +29,7 @@ from refopt.oracle.verdict import CONFORMS, VIOLATION
 OBJECTS = {"nadam": NAdam, "rmsprop": RMSprop}
 """The optimizers that the protocol can ask for, and what is documented of each."""
 
+MANY, LONGEST = 10_000, 2**16  # questions, and characters of an answer in a file, that are kept
 HELLO_SECONDS = 120.0  # until the program has started
 KINDS = (
     *("invalid-hyperparameter", "shape-mismatch", "dtype-mismatch"),
@@ -404,19 +405,22 @@ class Answers:
 
     def __init__(self, lines: Iterable[str]) -> None:
         self._found: dict[int, Message] = {}
-        self._outside: list[str] = []  # lines outside the protocol
+        self._outside: list[str] = []  # the first line outside the protocol
         for n, line in enumerate(lines, 1):
             try:
-                answer = message(line)
+                answer = message(line) if len(line) <= LONGEST else {}
             except Failure as failure:
-                self._outside.append(f"line {n}: {failure.detail}")
+                self._outside = self._outside or [f"line {n}: {failure.detail}"]
                 continue
-            if type(seq := answer.get("seq")) is not int or seq in self._found:
-                self._outside.append(f"line {n}: a seq of its own is required, got {line!r:.200}")
+            seq = answer.get("seq")
+            if type(seq) is not int or not 0 <= seq <= MANY or seq in self._found:
+                why = f"line {n}: a seq of its own is required, got {line!r:.200}"
+                self._outside = self._outside or [why]
             else:
                 self._found[seq] = answer
         first = self._found.get(0, {})
-        if (optimizer := first.get("optimizer")) not in OBJECTS:
+        optimizer = first.get("optimizer")
+        if not isinstance(optimizer, str) or optimizer not in OBJECTS:
             wanted = f"an answer to hello (seq 0, optimizer one of {', '.join(OBJECTS)})"
             msg = f"{wanted} is required, got {first!r:.200}"
             raise CaseError("; ".join([msg, *self._outside[:1]]))
