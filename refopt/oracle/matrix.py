@@ -121,11 +121,13 @@ def _answered(source: Source, seconds: float) -> Iterator[Task]:
         return
     given = live.tasks(source.name, source.recordings, None, python=source.python, seconds=seconds)
     try:
-        for task in given:
-            named = (
-                x._replace(name=source.name) if x.status in FAILURES else x for x in task.items
+        for task, recording in zip(given, source.recordings, strict=False):
+            name = next(iter(recording.runs))  # of what gave no run
+            items = (
+                x._replace(name=name) if x.status in (suite.SKIPPED, *FAILURES) else x
+                for x in task.items
             )
-            yield task._replace(items=tuple(named))
+            yield task._replace(items=tuple(items))
     except AdapterError:  # its failures were yielded
         return
 
@@ -184,11 +186,15 @@ class Row:
     """An implementation of an optimizer."""
 
     source: Source
-    made_by: str
     tally: report.Row = field(default_factory=report.Row)
     cells: dict[str, dict[str, Cell]] = field(default_factory=dict)  # axis -> dtype -> cell
     notable: list[Result] = field(default_factory=list)  # what does not conform
     compared: list[Result] = field(default_factory=list)
+
+    @property
+    def made_by(self) -> str:
+        """Package and version."""
+        return ", ".join(sorted(self.tally.origins))
 
 
 class Matrix:
@@ -201,7 +207,7 @@ class Matrix:
         """Take the results of one case into account."""
         for item, result in zip(task.items, results, strict=True):
             rows = self.rows[suite.optimizer(result.case)]
-            row = rows.setdefault(source.row(item.name), Row(source, item.implementation))
+            row = rows.setdefault(source.row(item.name), Row(source))
             if result.status in (AGREES, DIFFERS):
                 row.compared.append(result)
                 continue
@@ -217,7 +223,7 @@ class Matrix:
         assert verdict is not None
         does, should = (_choices(case, p, evidence) for p in (item.profile, DOCUMENTED))
         rule, dtype = suite.rule(case), case.dtypes[0]
-        named = {axis for changes in result.named for axis, _ in changes}
+        named = set.intersection(*({axis for axis, _ in x} for x in result.named or [()]))
         for axis in {*verdict.excluded, *verdict.undecided, *named}:
             cell = row.cells.setdefault(axis, {}).setdefault(dtype, Cell())
             if axis in named and result.status == VIOLATION:
@@ -349,7 +355,7 @@ def _points(judge: Judge, changes: Any) -> Points:
             np.asarray(end, float).ravel() for end in (beside.range.low, beside.range.high)
         )
         for n, seen in enumerate(np.ravel(beside.observed)):
-            k = n if low.size > 1 else 0
+            k = n if len(low) > 1 else 0
             found.setdefault((q, i, n), []).append(_between(t, float(seen), low[k], high[k]))
     return found
 
@@ -551,10 +557,14 @@ def markdown(matrix: Matrix) -> Iterator[str]:
 
 
 def _otherwise(name: str, row: Row, axes: Mapping[str, Any]) -> Iterator[str]:
-    """One line an axis on which an implementation has another choice."""
+    """One line an axis on which an implementation has another choice, and one for violations."""
+    if n := row.tally.counts[VIOLATION]:
+        first = next(result for result in row.notable if result.status == VIOLATION)
+        runs = report.counted(n, "run")
+        yield f"- **{name}**: {runs} outside the rule of its release, {first.case} for one."
     for axis in axes:
         cells = row.cells.get(axis, {})
-        other = {dtype: cell for dtype, cell in cells.items() if cell.state in (OTHER, OUT)}
+        other = {dtype: cell for dtype, cell in cells.items() if cell.state == OTHER}
         if other:
             does = dict.fromkeys(x for cell in other.values() for x in cell.does)
             should = dict.fromkeys(x for cell in other.values() for x in cell.should)
