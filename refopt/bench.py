@@ -6,11 +6,14 @@ ratio within a round.
 
 from __future__ import annotations
 
+import atexit
 import importlib.metadata
 import importlib.util
+import json
 import os
 import platform
 import statistics
+import subprocess
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import refopt
+from refopt.errors import RefoptError
 from refopt.interp import fused
 
 Shapes = Sequence[tuple[int, ...]]
@@ -218,6 +222,52 @@ def keras_eager(optimizer: str, shapes: Shapes) -> Step:
     return step
 
 
+_WORKER = """
+import json, sys
+import numpy as np, tensorflow as tf
+
+optimizer, shapes, threads = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3])
+tf.config.threading.set_intra_op_parallelism_threads(threads)
+tf.config.threading.set_inter_op_parallelism_threads(1)
+variables = [tf.Variable(tf.ones(s)) for s in shapes]
+grads = [tf.fill(s, 0.1) for s in shapes]
+experimental = tf.keras.optimizers.experimental
+kind = {"nadam": tf.keras.optimizers.Nadam, "rmsprop": experimental.RMSprop}[optimizer]
+rule = kind(jit_compile=False) if optimizer == "rmsprop" else kind()
+for _ in sys.stdin:
+    rule.apply_gradients(zip(grads, variables))
+    print(float(tf.reshape(variables[0], [-1])[0]), flush=True)
+"""
+
+
+def tensorflow_eager(optimizer: str, shapes: Shapes, python: str) -> Step:
+    """TensorFlow 2.9, eager, in a process of its own: a step includes two lines through a pipe."""
+    threads = os.environ.get("OMP_NUM_THREADS", "1")
+    command = [python, "-c", _WORKER, optimizer, json.dumps(shapes), threads]
+    own = {**os.environ, "PYTHONPATH": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    worker = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=own,
+    )
+    atexit.register(worker.kill)
+    into, out = worker.stdin, worker.stdout
+    assert into is not None
+    assert out is not None
+
+    def step() -> None:
+        into.write("step\n")
+        into.flush()
+        if not out.readline():
+            message = f"TensorFlow 2.9 in {python}: a step ended with exit code {worker.wait()}"
+            raise RefoptError(message)
+
+    return step
+
+
 CONTESTANTS: dict[str, tuple[Callable[[str, Shapes], Step], str]] = {
     "floor": (floor, "numba"),
     "refopt numba": (compiled, "numba"),
@@ -235,9 +285,14 @@ MOST = {"torch compile": 20, "optax jit": 200}
 """Above so many tensors compiling takes minutes."""
 
 
-def contestants(optimizer: str, shapes: Shapes, wanted: Sequence[str] = ()) -> dict[str, Step]:
-    """Those whose package is installed."""
-    return {
+TENSORFLOW = "tensorflow 2.9"
+
+
+def contestants(
+    optimizer: str, shapes: Shapes, wanted: Sequence[str] = (), tensorflow: str = ""
+) -> dict[str, Step]:
+    """Those whose package is installed; TensorFlow in the interpreter that has it."""
+    found = {
         name: make(optimizer, shapes)
         for name, (make, package) in CONTESTANTS.items()
         if (not wanted or name in wanted)
@@ -245,6 +300,9 @@ def contestants(optimizer: str, shapes: Shapes, wanted: Sequence[str] = ()) -> d
         and len(shapes) <= MOST.get(name, len(shapes))
         and not (name == "refopt plain" and optimizer == "rmsprop")  # has no switch
     }
+    if tensorflow and (not wanted or TENSORFLOW in wanted):
+        found[TENSORFLOW] = tensorflow_eager(optimizer, shapes, tensorflow)
+    return found
 
 
 # -- measuring ------------------------------------------------------------------------------------
@@ -301,10 +359,10 @@ def extra_memory(step: Step) -> int:
 
 
 def measured(
-    optimizer: str, tensors: str, rounds: int, wanted: Sequence[str] = ()
+    optimizer: str, tensors: str, rounds: int, wanted: Sequence[str] = (), tensorflow: str = ""
 ) -> Iterator[Timing]:
     """Every contestant on one list of tensors."""
-    steps = contestants(optimizer, shapes_of(tensors), wanted)
+    steps = contestants(optimizer, shapes_of(tensors), wanted, tensorflow)
     reference = "refopt numba" if "refopt numba" in steps else "refopt tape"
     found = list(compared(steps, reference, rounds))
     for name, seconds, ratio in found:

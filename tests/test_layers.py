@@ -25,7 +25,7 @@ ARROWS = {
     "parallel": COMMON,
     "problems": COMMON,
     "optim": {*COMMON, "rules", "interp", "parallel"},
-    "bench": {"", "interp", "optim"},
+    "bench": {"", *COMMON, "interp", "optim"},
     "layers": {"optim"},
     "schedules": {"optim"},
     "__main__": {"cli"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,6 +31,10 @@ def bench(
         list[str] | None,
         typer.Option(metavar="NAME", help="Run only these; may be repeated."),
     ] = None,
+    tensorflow: Annotated[
+        str,
+        typer.Option(metavar="PATH", help="A Python with TensorFlow 2.9, to be timed as well."),
+    ] = "",
     rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Interleaved rounds.")] = 9,
     threads: Annotated[int, typer.Option(min=1, metavar="N", help="Of every library.")] = 1,
     as_json: Json = False,
@@ -51,7 +56,11 @@ def bench(
             raise typer.BadParameter(msg)
         from refopt import bench as measuring
 
-        wanted = _known("--contestant", contestant, measuring.CONTESTANTS)
+        if tensorflow and shutil.which(tensorflow) is None:
+            msg = f"--tensorflow must be a Python interpreter, got {tensorflow!r}"
+            raise typer.BadParameter(msg)
+        names = [*measuring.CONTESTANTS, measuring.TENSORFLOW]
+        wanted = _known("--contestant", contestant, names)
         chosen = _known("--optimizer", optimizer, ("nadam", "rmsprop"))
         lists = tensors or [*measuring.SIZES, *measuring.LISTS]
         for name in lists:
@@ -66,7 +75,7 @@ def bench(
             say(header)
         for name in chosen or ("nadam", "rmsprop"):
             for which in lists:
-                timings = list(measuring.measured(name, which, rounds, wanted))
+                timings = list(measuring.measured(name, which, rounds, wanted, tensorflow))
                 found += timings
                 if as_json:
                     for timing in timings:

@@ -1,0 +1,76 @@
+"""What the benchmark measures, and what it refuses."""
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from refopt import bench
+from refopt.cli.base import app
+
+
+def elements(shapes):
+    return int(sum(np.prod(s) for s in shapes))
+
+
+def test_the_lists_are_those_of_the_models():
+    assert (len(bench.resnet50()), elements(bench.resnet50())) == (161, 25_557_032)
+    assert (len(bench.bert_base()), elements(bench.bert_base())) == (199, 109_482_240)
+    assert elements(bench.shapes_of("5e7")) == 50_000_000
+
+
+def test_ratios_are_taken_within_a_round():
+    clock = iter(range(10**6))
+    steps = {"one": lambda: next(clock), "other": lambda: next(clock)}
+    found = {name: ratio for name, _, ratio in bench.compared(steps, "one", 5)}
+    assert found["one"] == (1.0, 1.0, 1.0)
+    assert found["other"][0] <= found["other"][1] <= found["other"][2]
+
+
+def test_the_extra_memory_of_a_step_is_seen():
+    assert bench.extra_memory(lambda: np.ones(10**6)) >= 8 * 10**6
+    assert bench.extra_memory(lambda: None) < 10**4
+
+
+@pytest.mark.parametrize("optimizer", ["nadam", "rmsprop"])
+def test_bench_writes_its_figures_and_a_plot(tmp_path, monkeypatch, optimizer):
+    monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)
+    monkeypatch.setattr(bench, "limit_threads", lambda n: None)
+    options = ["--optimizer", optimizer, "--tensors", "10", "--tensors", "20", "--rounds", "2"]
+    files = ["--output", str(tmp_path / "all.json"), "--plot", str(tmp_path / "all.svg")]
+    contestant = ["--contestant", "refopt tape"]
+    done = CliRunner().invoke(app, ["bench", *options, *files, *contestant, "--json"])
+    assert done.exit_code == 0, done.output
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert lines[0]["threads"] == 1
+    written = json.loads((tmp_path / "all.json").read_text())
+    assert written["timings"] == lines[1:]
+    assert [x["tensors"] for x in lines[1:]] == ["10", "20"]
+    assert {x["contestant"] for x in lines[1:]} == {"refopt tape"}
+    assert all(0 <= x["extra"] <= 1_000_000 for x in lines[1:])
+    assert "<svg" in (tmp_path / "all.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--tensors", "many"], "a number of elements or resnet50"),
+        (["--tensors", "0"], "a number of elements or resnet50"),
+        (["--contestant", "me"], "--contestant must be one of floor"),
+        (["--optimizer", "sgd"], "--optimizer must be one of nadam, rmsprop"),
+        (["--tensorflow", "/nowhere/python"], "--tensorflow must be a Python interpreter"),
+    ],
+)
+def test_bench_names_what_it_does_not_know(options, said, monkeypatch):
+    monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)
+    done = CliRunner().invoke(app, ["bench", *options], env={"COLUMNS": "300"})
+    assert done.exit_code == 2
+    assert said in " ".join(done.output.replace("│", " ").split())
+
+
+def test_bench_refuses_a_kernel_choice_that_changes_what_is_measured(monkeypatch):
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
+    done = CliRunner().invoke(app, ["bench"], env={"COLUMNS": "300"})
+    assert done.exit_code == 2
+    assert "OPENBLAS_CORETYPE must be unset" in done.output
