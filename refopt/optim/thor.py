@@ -120,9 +120,9 @@ class THOR:
     comm : mpi4py communicator, optional
         Of the workers among whom factors or inverses are reduced; gradients are the user's to
         reduce. All make the optimizer at the same time, with the same numbers, `batch_size` among
-        them, the samples of one. Where one has more samples in a step all count alike. A worker
-        that raises before it has sent leaves the others waiting:
-        `mpiexec -n 4 python -m mpi4py script.py` ends all (default: None).
+        them, the samples of one. Where one has more samples in a step all count alike, but for
+        ids, each of which counts. A worker that raises before it has sent leaves the others
+        waiting: `mpiexec -n 4 python -m mpi4py script.py` ends all (default: None).
     reduction : str, optional
         "mean-of-factors", "mean-of-inverses" or "sum-of-inverses" (default: the profile's).
     fixed_order : int, optional
