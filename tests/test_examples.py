@@ -70,7 +70,9 @@ def saved(folder):
     return json.loads(content[8:end]), content[end:]
 
 
-@each_optimizer
+@pytest.mark.parametrize(
+    "name", ["nadam", *(pytest.param(name, marks=pytest.mark.slow) for name in ("rmsprop", "thor"))]
+)
 def test_a_run_that_is_killed_goes_on_bit_for_bit(name, tmp_path, capsys):
     pytest.importorskip("sklearn", reason="needs scikit-learn for the digits")
     pytest.importorskip("matplotlib", reason="needs matplotlib for the plot")
