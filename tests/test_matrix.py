@@ -88,6 +88,19 @@ def test_a_choice_that_differs_is_no_difference_where_the_documented_one_is_not_
     assert given.state == OPEN
 
 
+def test_what_is_chosen_for_other_options_is_no_alternative_to_the_choice() -> None:
+    found = matrix.Matrix()
+    wanted = {"rmsprop.tf.centered.f64", "rmsprop.tf.defaults.f64"}
+    recordings = tuple(r for r in golden.recordings("rmsprop") if r.case.id in wanted)
+    assert len(recordings) == 2
+    source = matrix.Source("", recordings)
+    for task in matrix.tasks(source, 1.0):
+        found.add(source, task, suite.work(task))
+    cell = found.rows["rmsprop"]["tf-2.9-experimental"].cells["variance"]["float64"]
+    assert {*cell.does} == {"cumulative", "uncentered"} <= cell.excluded.keys()
+    assert cell.against.keys() == cell.excluded.keys() - {*cell.does}
+
+
 def test_a_run_outside_marks_the_axis_that_explains_it() -> None:
     found = judged("nadam.torch.product-float32.f64", "documented")
     row = found.rows["nadam"]["torch-2.13"]

@@ -156,6 +156,12 @@ class Cell:
     out: list[Evidence] = field(default_factory=list)  # violations that this axis explains
 
     @property
+    def against(self) -> dict[str, Evidence]:
+        """What shows it, by alternative: those that it has for other options are none of them."""
+        own = {*self.does} if self.excluded.keys() - {*self.does} else set()
+        return {name: x for name, x in sorted(self.excluded.items()) if name not in own}
+
+    @property
     def undecided(self) -> list[str]:
         """The alternatives that no run excludes."""
         return sorted(self.held - self.excluded.keys() - {*self.does})
@@ -173,7 +179,7 @@ class Cell:
         if self.out:
             return self.out[0], []
         by: dict[tuple[str, str], list[str]] = {}
-        for name, evidence in self.excluded.items():
+        for name, evidence in self.against.items():
             by.setdefault((evidence.case.id, evidence.item.name), []).append(name)
         if not by:
             return None, []
@@ -447,13 +453,13 @@ def _row(
     for axis, by_dtype in row.cells.items():
         for dtype, cell in by_dtype.items():
             evidence, names = cell.witness
-            for one in (*cell.excluded.values(), *cell.out):
+            for one in (*cell.against.values(), *cell.out):
                 cases.setdefault(one.case.id, described(one.case))
             cells.setdefault(axis, {})[dtype] = {
                 "state": cell.state,
                 "does": cell.does,
                 "should": cell.should,
-                "excluded": {n: x.case.id for n, x in sorted(cell.excluded.items())},
+                "excluded": {n: x.case.id for n, x in cell.against.items()},
                 "undecided": cell.undecided,
                 "witness": evidence.case.id if evidence else "",
                 "shows": names[:SHOWN],
