@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
-from itertools import count, pairwise
+from itertools import count, islice, pairwise
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple, cast
 
@@ -164,7 +164,10 @@ def _held(searches: dict[str, Search], against: str, progress: Progress) -> list
     Where the first profile holds with so many changes, the others with as many say no more: only
     the profiles as they are are all tried.
     """
+    levels: dict[str, Iterator[list[Changes]]]
     levels = {name: search.levels() for name, search in searches.items()}
+    for name, search in searches.items():
+        search.joint = name == against
     for n in count():
         found: list[Record] = []
         for name in list(levels):
@@ -179,8 +182,11 @@ def _held(searches: dict[str, Search], against: str, progress: Progress) -> list
             return found
         if n:  # two at once beside the most likely profiles alone
             progress("which profile is nearest")
-            near = min(levels, key=lambda name: len(searches[name].shown(())))
-            levels = {name: x for name, x in levels.items() if name in (against, near)}
+            near = min(searches, key=lambda name: len(searches[name].shown(())))
+            levels = {name: x for name, x in levels.items() if name == against}
+            if not searches[near].joint:
+                searches[near].joint = True
+                levels[near] = islice(searches[near].levels(), 1, None)
     return []
 
 

@@ -65,6 +65,7 @@ class Search:
 
     def __init__(self, judged: Sequence[Judged], most: int) -> None:
         self.judged, self.most = judged, most
+        self.joint = True  # whether two changes are tried where no one gets further
         self.furthest: tuple[Changes, Stuck] | None = None  # what deviates last, of all tried
         self._found: dict[tuple[int, Changes], Beside | None] = {}
         self._decided: set[tuple[int, Changes]] = set()  # where some range has bounds
@@ -157,7 +158,7 @@ class Search:
                 yield changes, further
             elif not self._rounds(*change) and _differ(there, stuck.beside.range):
                 acting.append(change)
-        two = len(known) + 2 <= self.most and not passed
+        two = self.joint and len(known) + 2 <= self.most and not passed
         for one, other in combinations(acting, 2) if two else ():
             if one[0] != other[0]:
                 changes = tuple(sorted((*known, one, other)))

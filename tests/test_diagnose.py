@@ -1,0 +1,328 @@
+"""Which rule an implementation follows is told by its numbers alone; and what was not decided."""
+
+import json
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from refopt import cli
+from refopt.oracle import advice, golden, live, observe, spec
+from refopt.oracle.between import between
+from refopt.oracle.diagnose import Diagnosis, Observed, Record, diagnose, mistaken
+from refopt.oracle.golden import Run
+from refopt.oracle.observe import Subject
+from refopt.oracle.own import numpy_run
+from refopt.oracle.report import BROKE, NOTHING, OK, USAGE, VIOLATED
+from refopt.oracle.verdict import CONFORMS, VIOLATION
+
+ROOT = Path(__file__).parent.parent
+SHARP = ("*sharp*", "*none-in-turn*", "*momentum-lr*", "*.dense.*", "*.conv.*", "*.table*")
+"""Vectors that are asked in short."""
+
+
+@cache
+def vectors(optimizer: str) -> tuple[golden.Recording, ...]:
+    return tuple(observe.vectors(optimizer))
+
+
+def followed(
+    optimizer: str, record: Record, patterns: Iterable[str] = SHARP
+) -> tuple[Observed, ...]:
+    """What refopt does on NumPy by the rule of a record, on some vectors."""
+    rule = mistaken(optimizer)
+    changed = {axis: rule.AXES[axis][name] for axis, name in record.changes}
+    profile = rule.PROFILES[record.profile]
+    return tuple(
+        (case, numpy_run(case, profile, changed))
+        for case, *_ in vectors(optimizer)
+        if any(fnmatchcase(case.id, pattern) for pattern in patterns)
+    )
+
+
+def told(found: Diagnosis, observed: Iterable[Observed] = ()) -> str:
+    return advice.paragraph(Subject("mine", "", found.optimizer, tuple(observed), ()), found)
+
+
+DOCUMENTED = Record("documented", ())
+
+
+@pytest.mark.parametrize("optimizer", ["nadam", "rmsprop", "thor"])
+def test_the_documented_rule_conforms_and_what_is_undecided_is_said(optimizer: str) -> None:
+    found = diagnose(optimizer, followed(optimizer, DOCUMENTED))
+    assert (found.status, found.outside, found.differences) == (CONFORMS, (), ())
+    assert DOCUMENTED in found.held
+    assert told(found).startswith(f"mine conforms to documented on all {len(found.vectors)}")
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "changes"),
+    [
+        ("nadam", (("epsilon", "inside"),)),
+        ("nadam", (("given", "beta1:beta2"),)),
+        ("nadam", (("given", "lr:0.001"),)),
+        ("nadam", (("origin", "from-zero"),)),
+        ("nadam", (("divisors", "same"), ("epsilon", "inside"))),
+        ("rmsprop", (("given", "swapped-rho"),)),
+        ("rmsprop", (("given", "momentum:1-momentum"),)),
+        ("rmsprop", (("epsilon", "inside"), ("start", "one"))),
+        ("thor", (("damping", "root"),)),
+        ("thor", (("given", "momentum:1-momentum"),)),
+    ],
+)
+def test_changes_of_the_documented_rule_are_named(
+    optimizer: str, changes: tuple[tuple[str, str], ...]
+) -> None:
+    found = diagnose(optimizer, followed(optimizer, Record("documented", changes)))
+    assert found.status == VIOLATION
+    assert Record("documented", changes) in found.held
+    assert len({len(record.changes) for record in found.held}) == 1
+    assert {(x.axis, x.does) for x in found.differences} == {*found.held[0].changes}
+    for x in found.differences:
+        assert x.shown_by
+        assert {*x.shown_by} <= {*found.outside}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "profile"),
+    [("nadam", "keras-3"), ("rmsprop", "tf1"), ("thor", "mindspore-gpu"), ("nadam", "timm-nadamw")],
+)
+def test_a_release_is_identified_without_its_name(optimizer: str, profile: str) -> None:
+    found = diagnose(optimizer, followed(optimizer, Record(profile, ())))
+    assert Record(profile, ()) in found.held
+    assert not any(record.changes for record in found.held)
+    choices = spec.RULES[optimizer].PROFILES
+    for x in found.differences:
+        assert spec.RULES[optimizer].AXES[x.axis][x.does] is not getattr(
+            choices["documented"].choices, x.axis
+        )
+    assert profile in told(found)
+
+
+# -- what is no optimizer -------------------------------------------------------------------------
+
+
+def answered(value: Any) -> tuple[Observed, ...]:
+    """Answers that no optimizer gave, to the vectors of NAdam."""
+
+    def run(case: golden.Case) -> Run:
+        steps = {
+            t: {"param": [[value(x, t) for x in values] for values in case.params]}
+            for t in range(1, case.steps + 1)
+        }
+        return Run("mine", steps, {"param": case.dtypes})
+
+    return tuple((case, run(case)) for case, _ in followed("nadam", DOCUMENTED))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        lambda x, t: float("nan"),
+        lambda x, t: 0.0,
+        lambda x, t: float(np.float32(np.sin(1e4 * x + t))),
+        lambda x, t: float("inf"),
+    ],
+    ids=["nan", "zeros", "random", "infinity"],
+)
+def test_what_is_no_optimizer_never_conforms_and_nothing_holds_it(value: Any) -> None:
+    found = diagnose("nadam", answered(value))
+    assert found.status == VIOLATION
+    assert {*found.outside} == {*found.vectors}
+    assert found.held == ()
+    assert found.nearest is not None
+    assert found.first is not None
+    assert "follows no rule that is known" in told(found)
+    assert "would have" in told(found)
+
+
+def test_a_parameter_that_never_moves_has_a_learning_rate_of_zero() -> None:
+    found = diagnose("nadam", answered(lambda x, t: x))
+    assert found.held == (Record("documented", (("given", "lr:0"),)),)
+
+
+def test_counters_that_are_shown_and_not_used_are_idle() -> None:
+    changes = (("correction", "none"), ("start", "zero"))
+    observed = followed("nadam", Record("documented", changes))
+    right = {case.id: run for case, run in followed("nadam", DOCUMENTED)}
+    mixed = [
+        (
+            case,
+            run._replace(
+                steps={
+                    t: step | {"product": right[case.id].steps[t]["product"]}
+                    for t, step in run.steps.items()
+                }
+            ),
+        )
+        for case, run in observed
+    ]
+    found = diagnose("nadam", mixed)
+    assert Record("documented", changes) in found.held
+    assert found.idle == ("product", "t")
+
+
+def test_half_precision_leaves_the_place_of_a_small_epsilon_undecided() -> None:
+    half = [
+        (r.case, r.runs["torch-2.13"])
+        for r in golden.recordings("nadam")
+        if r.case.id.startswith("nadam.torch.half-defaults")
+    ]
+    assert {case.hyper["epsilon"] for case, _ in half} == {1e-8}
+    found = diagnose("nadam", half, against="torch-2.13")
+    assert found.status == CONFORMS
+    assert "epsilon" in found.open
+    said = told(found, half)
+    assert said.startswith("mine conforms to torch-2.13 on all 2 vectors; undecided: ")
+    assert "epsilon" in said.partition("undecided: ")[2]
+
+
+# -- the commands ---------------------------------------------------------------------------------
+
+FUNCTION = """
+import numpy as np
+
+def inside(param, grad, state, *, lr, betas, eps, momentum_decay, weight_decay):
+    m, v, t, product = state or (0 * param, 0 * param, 0, 1.0)
+    t, grad = t + 1, grad + weight_decay * param
+    mu, mu_next = (betas[0] * (1 - 0.5 * 0.96 ** (s * momentum_decay)) for s in (t, t + 1))
+    product *= mu
+    m = betas[0] * m + (1 - betas[0]) * grad
+    v = betas[1] * v + (1 - betas[1]) * grad * grad
+    m_hat = mu_next / (1 - product * mu_next) * m + (1 - mu) / (1 - product) * grad
+    v_hat = v / (1 - betas[1] ** t)
+    return param - lr * m_hat / np.sqrt(v_hat + eps), (m, v, t, product)
+
+def breaks(param, grad, state, *, lr, betas, eps, momentum_decay):
+    raise RuntimeError("no")
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "mine.py").write_text(FUNCTION)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def refopt(*arguments: str) -> Any:
+    return CliRunner().invoke(cli.app, [*arguments], env={"COLUMNS": "200"})
+
+
+ASKED = ("--optimizer", "nadam", "--select", "*sharp-l2*")
+
+
+def test_the_paragraph_says_what_to_change_where_and_what_shows_it(mine: Path) -> None:
+    result = refopt("diagnose", "py:mine:inside", *ASKED)
+    assert result.exit_code == VIOLATED, result.output
+    text = " ".join(result.stdout.split())
+    assert "mine:inside follows documented" in text
+    assert "with epsilon=inside" in text
+    assert "4 of 4 vectors lie outside documented" in text
+    assert "Here: under the root (NAD-11.2b); it should be: after the root" in text
+    assert "(spec/nadam.md, NAD-11.2a)" in text
+    assert r"\sqrt{\hat{v}_t} + \epsilon}$, not $= " in text
+    assert r"\sqrt{\hat{v}_t + \epsilon}}$." in text
+    assert "Shown by nadam.vector.sharp-l2" in text
+    assert "step 1, param[0] of parameter 0." in text
+    assert "Not asked by any vector that was answered: counter." in text
+    assert (ROOT / "spec" / "nadam.md").read_text().count("NAD-11.2a")
+
+
+def test_a_diagnosis_is_json_too(mine: Path) -> None:
+    result = refopt("diagnose", "py:mine:inside", *ASKED, "--json")
+    (line,) = (json.loads(line) for line in result.stdout.splitlines())
+    assert (line["kind"], line["status"], line["optimizer"]) == ("diagnosis", "violation", "nadam")
+    assert line["follows"][0] == {"profile": "documented", "changes": [["epsilon", "inside"]]}
+    (difference,) = line["differences"]
+    assert (difference["does"], difference["clause"]) == ("inside", "NAD-11.2a")
+    assert difference["first"]["step"] == 1
+    assert len(line["outside"]) == len(line["vectors"]) == 4
+
+
+def test_an_implementation_that_breaks_is_told_from_a_wrong_one(mine: Path) -> None:
+    result = refopt("diagnose", "py:mine:breaks", "--optimizer", "nadam", "--select", "*psi-0.f*")
+    assert result.exit_code == BROKE
+    assert "Crashed: nadam.vector.psi-0" in " ".join(result.stdout.split())
+    result = refopt("diagnose", "py:mine:inside", "--optimizer", "nadam", "--select", "no-such")
+    assert result.exit_code == NOTHING
+    assert refopt("diagnose", "no-such").exit_code == USAGE
+
+
+def test_a_file_of_recordings_is_identified_run_by_run(mine: Path) -> None:
+    source = json.loads((golden.root() / "golden" / "nadam" / "timm-nadamw.json").read_text())
+    some = [case for case in source["cases"] if case["id"].endswith("f64")]
+    for case in some:
+        case["runs"] = {"torch-2.13": case["runs"].pop("timm-nadamw")}  # the name is no hint
+    (mine / "recorded.json").write_text(json.dumps(source | {"cases": some}))
+    result = refopt("diagnose", "recorded.json", "--json")
+    (line,) = (json.loads(line) for line in result.stdout.splitlines())
+    assert {"profile": "timm-nadamw", "changes": []} in line["follows"]
+
+
+def test_two_rules_are_compared_with_what_makes_them_agree() -> None:
+    some = [r for r in vectors("rmsprop") if "momentum-lr" in r.case.id or "tiny" in r.case.id]
+    found = between("rmsprop", DOCUMENTED, Record("optax-0.2", ()), some)
+    assert {(x.axis, x.first, x.second) for x in found.axes} >= {
+        ("epsilon", "outside", "inside"),
+        ("move", "lr-outside", "lr-inside"),
+    }
+    assert found.differ
+    assert found.finding is not None
+    (condition,) = found.agree_while
+    assert "epsilon is 0" in condition
+    same = between("nadam", DOCUMENTED, DOCUMENTED, vectors("nadam")[:2])
+    assert (same.axes, same.differ, same.finding) == ((), (), None)
+
+
+def test_a_comparison_names_both_sides_and_the_first_vector(mine: Path) -> None:
+    result = refopt("compare", "documented", "py:mine:inside", *ASKED)
+    assert result.exit_code == OK, result.output
+    text = " ".join(result.stdout.split())
+    assert "documented follows documented" in text
+    assert "py:mine:inside follows documented" in text
+    assert "Epsilon: documented after the root (NAD-11.2a)" in text
+    assert "They differ on 4 of 4 vectors, first on nadam.vector.sharp-l2" in text
+    assert "They agree while" in text
+    assert "epsilon is 0" in text
+    assert refopt("compare", "documented", "no-such").exit_code == USAGE
+
+
+# -- real frameworks ------------------------------------------------------------------------------
+
+
+def identified(name: str) -> dict[str, Diagnosis]:
+    """What each path through a framework follows, told by its numbers on the vectors."""
+    of = live.IMPLEMENTATIONS[name].recordings.split("/")[0]
+    given = observe.vectors(of)
+    tasks = observe.framework(name, given, python=live.interpreter(name), seconds=120.0)
+    found = observe.subjects(name, tasks, lambda what: None)
+    assert not any(subject.broke for subject in found)
+    return {subject.name: diagnose(of, subject.observed) for subject in found}
+
+
+def best(found: Diagnosis) -> list[str]:
+    """The profiles that hold, or the nearest."""
+    return [r.profile for r in found.held] or [found.nearest.profile if found.nearest else ""]
+
+
+@pytest.mark.torch
+def test_torch_is_identified_blind() -> None:
+    for path, found in identified("torch:NAdam").items():
+        assert path in best(found)
+        assert found.held
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*live.IMPLEMENTATIONS])
+def test_a_framework_is_identified_blind(name: str) -> None:
+    row = live.IMPLEMENTATIONS[name]
+    if not (live.folder() / row.environment).exists():
+        pytest.skip(f"needs the environment {row.environment}: refopt check {name} --build")
+    for path, found in identified(name).items():
+        assert path in best(found), (path, told(found))
