@@ -42,7 +42,15 @@ RECORDED = {
         ["keras-3"],
         "The cases of Keras 2.15, run by Keras 3 on TensorFlow: rows repeat.",
     ),
-    # name: (adapter, environment, recording, cases, runs, what is done otherwise)
+    # name: (adapter and arguments, environment, recording, cases, runs, what is done otherwise)
+    "keras-3-tensorflow": (
+        "keras3_nadam.py tensorflow",
+        "keras-3_15-tensorflow",
+        "nadam/keras-3.json",
+        "nadam.keras-3.defaults.f64",
+        ["keras-3"],
+        "The case of Keras 3 on JAX, run on TensorFlow.",
+    ),
     "torch-load": (
         "torch_reload.py",
         "torch-2_13",
@@ -79,7 +87,8 @@ def recorded(name: str) -> dict[str, Any]:
         {k: v for k, v in case.items() if k != "runs"} | {"profiles": runs, "comment": why}
         for case in found["cases"]
     ]
-    command = [python, str(make.HERE / "adapters" / adapter)]
+    program, *arguments = adapter.split()
+    command = [python, str(make.HERE / "adapters" / program), *arguments]
     hello, *answers = make.answers(command, variables, given)
     source = hello["hello"] | {"command": f"python conformance/findings.py {name}"}
     profiles = source.pop("profiles")
