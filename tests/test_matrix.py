@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shutil
+import tomllib
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from refopt import cli
 from refopt.oracle import golden, live, matrix, report, spec, suite
 from refopt.oracle.matrix import OPEN, OTHER, OUT, OWN, SAME
 
+ROOT = Path(__file__).parent.parent
 SHARP = "nadam.*.sharp-l2-psi-1.f64"
 
 
@@ -34,7 +36,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def data(folder: Path) -> Any:
-    text = (folder / "matrix.html").read_text(encoding="utf-8")
+    return embedded((folder / "matrix.html").read_text(encoding="utf-8"))
+
+
+def embedded(text: str) -> Any:
+    """What a page shows, as JSON."""
     (found,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text)
     return json.loads(found)
 
@@ -248,6 +254,32 @@ def test_what_is_misused_is_said(
     result = refopt("matrix", *arguments)
     assert result.exit_code == code
     assert said in " ".join(result.output.split())
+
+
+def test_every_framework_names_the_environment_that_its_recordings_were_made_in() -> None:
+    environments = tomllib.loads((golden.root() / "environments.toml").read_text())
+    for row in live.IMPLEMENTATIONS.values():
+        assert row.environment in environments
+
+
+def test_the_copy_that_is_kept_is_whole_and_says_with_what_and_when_it_was_made() -> None:
+    text = (ROOT / "docs" / "matrix.html").read_text(encoding="utf-8")
+    kept = embedded(text)
+    made = r"refopt \d+\.\d+\.\d+, suite [0-9a-f]{12}, \d{4}-\d\d-\d\d"
+    assert re.fullmatch(made, kept["made"])
+    assert kept["made"] in (ROOT / "docs" / "matrix.md").read_text(encoding="utf-8")
+    rows = {o["name"]: {row["name"]: row for row in o["rows"]} for o in kept["optimizers"]}
+    recorded = {o: {r for x in golden.recordings(o) for r in x.runs} for o in rows}
+    assert {*rows} == {"nadam", "rmsprop", "thor"}
+    for optimizer, names in recorded.items():
+        assert names <= rows[optimizer].keys()
+    versions = {row["made_by"] for o in rows.values() for row in o.values()}
+    assert all(re.search(r" \d+\.\d+", version) for version in versions)
+    for optimizer in kept["optimizers"]:
+        for _, axis, _, cell in cells(optimizer):
+            assert {*cell["does"], *cell["excluded"]} <= spec.RULES[optimizer["name"]].AXES[
+                axis
+            ].keys()
 
 
 # -- in a browser ---------------------------------------------------------------------------------
