@@ -1,6 +1,7 @@
 """Which rule an implementation follows is told by its numbers alone; and what was not decided."""
 
 import json
+import sys
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from functools import cache
@@ -12,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from refopt import cli
-from refopt.oracle import advice, golden, live, observe, spec
+from refopt.oracle import advice, environments, golden, live, observe, spec
 from refopt.oracle.between import between
 from refopt.oracle.diagnose import Diagnosis, Observed, Record, diagnose, mistaken
 from refopt.oracle.golden import Run
@@ -300,10 +301,38 @@ def identified(name: str) -> dict[str, Diagnosis]:
     """What each path through a framework follows, told by its numbers on the vectors."""
     of = live.IMPLEMENTATIONS[name].recordings.split("/")[0]
     given = observe.vectors(of)
-    tasks = observe.framework(name, given, python=live.interpreter(name), seconds=120.0)
+    python = live.interpreter(name) or sys.executable
+    tasks = observe.framework(name, given, python=python, seconds=120.0)
     found = observe.subjects(name, tasks, lambda what: None)
     assert not any(subject.broke for subject in found)
     return {subject.name: diagnose(of, subject.observed) for subject in found}
+
+
+@pytest.mark.slow
+def test_an_environment_is_built_on_request_and_its_size_is_said_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REFOPT_ENVS", str(tmp_path))
+    monkeypatch.setattr(live, "interpreters", lambda name: [])
+    smallest = min(live.IMPLEMENTATIONS, key=lambda name: environments.of(name).megabytes)
+    environment = environments.of("mlx:RMSprop")
+    assert environment.megabytes <= 2 * environments.of(smallest).megabytes
+    result = refopt("check", "mlx:RMSprop", "--build", "--select", "*defaults*")
+    assert result.exit_code == OK, result.output
+    said = result.stderr.splitlines()
+    what = f"3 packages, {environment.megabytes} MB, in {environment.home}"
+    assert said[0] == f"{environment.name}: {what}"
+    assert [line.partition(":")[0] for line in said[1:4]] == [
+        f"installed {n} of 3" for n in (1, 2, 3)
+    ]
+    assert environment.whole
+
+
+def test_every_environment_states_its_size_and_every_implementation_has_one() -> None:
+    for name in live.IMPLEMENTATIONS:
+        environment = environments.of(name)
+        assert environment.megabytes > 0
+        assert environments.pins(environment)
 
 
 def best(found: Diagnosis) -> list[str]:

@@ -33,6 +33,50 @@ from refopt.cli.base import (
     writable,
 )
 
+Build = Annotated[
+    bool,
+    typer.Option(
+        "--build",
+        metavar="",
+        help="Build the framework's pinned environment, if no interpreter has it.",
+    ),
+]
+
+
+def interpreter(framework: str, python: str, *, build: bool) -> str:
+    """The interpreter of a framework: the one that is named, or the first that has it.
+
+    With `build` its pinned environment is made where there is none, after saying how large it is.
+    """
+    from refopt.oracle import environments, live
+
+    if python != sys.executable:
+        return python
+    found = live.interpreter(framework)
+    if found is not None or not build:
+        return found or python
+    environment = environments.of(framework)
+    pins = environments.pins(environment)
+    what = f"{len(pins)} packages, {environment.megabytes} MB, in {environment.home}"
+    typer.echo(f"{environment.name}: {what}", err=True)
+    for _ in _installing(environments.build(environment), len(pins)):
+        pass
+    return str(environment.interpreter)
+
+
+def _installing(installed: Iterable[str], total: int) -> Iterable[str]:
+    """What is installed, with a bar on a terminal; else a line each."""
+    from rich.console import Console
+    from rich.progress import track
+
+    console = Console(stderr=True)
+    if console.is_terminal and not console.is_dumb_terminal:
+        yield from track(installed, "installing", total=total, console=console, transient=True)
+        return
+    for n, what in enumerate(installed, 1):
+        typer.echo(f"installed {n} of {total}: {what}", err=True)
+        yield what
+
 
 @app.command(cls=Command, epilog=EXIT_CODES)
 def check(
@@ -79,6 +123,7 @@ def check(
             "each recording too.",
         ),
     ] = "plain",
+    build: Build = False,
 ) -> None:
     """Judge whether every value that an implementation gave can be explained by the rule."""
     with exits():
@@ -107,6 +152,7 @@ def check(
         if command:
             tasks = live.answers(lambda: rop.Program(command, of, timeout), cases, profile)
         elif framework:
+            python = interpreter(framework, python, build=build)
             tasks = live.tasks(framework, cases, profile, python=python, seconds=timeout)
         else:
             reports = as_json or junit is not None

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from refopt.cli.base import EXIT_CODES, Command, Json, Select, app, exits, reading, say
-from refopt.cli.check import command_of
+from refopt.cli.check import Build, command_of, interpreter
 
 IMPLEMENTATION = (
     "An installed framework (torch:NAdam, keras:RMSprop, …), py:MODULE:FUNCTION, "
@@ -48,6 +48,7 @@ def diagnose(
     as_json: Json = False,
     python: Python = sys.executable,
     timeout: Timeout = 60.0,
+    build: Build = False,
 ) -> None:
     """Say which rule an implementation follows, and what to change so that it is another."""
     with exits(), progressing() as progress:
@@ -56,9 +57,13 @@ def diagnose(
         from refopt.oracle.report import Terminal, escape
 
         codes = []
-        for subject in subjects(
-            implementation, optimizer, select, python=python, seconds=timeout, progress=progress
-        ):
+        given: dict[str, Any] = {
+            "python": python,
+            "seconds": timeout,
+            "build": build,
+            "progress": progress,
+        }
+        for subject in subjects(implementation, optimizer, select, **given):
             against = _profile(subject.optimizer, profile)
             found = diagnosed(
                 subject.optimizer, subject.observed, against=against, progress=progress
@@ -227,6 +232,7 @@ def subjects(
     *,
     python: str,
     seconds: float,
+    build: bool = False,
     progress: Callable[[str], None],
 ) -> list[Any]:
     """What is named, as what it did with the vectors."""
@@ -240,7 +246,8 @@ def subjects(
         elif implementation in live.IMPLEMENTATIONS:
             of, name = live.IMPLEMENTATIONS[implementation].recordings.split("/")[0], implementation
             found = observe.vectors(of, select)
-            tasks = observe.framework(name, found, python=python, seconds=seconds)
+            able = interpreter(name, python, build=build)
+            tasks = observe.framework(name, found, python=able, seconds=seconds)
         elif Path(implementation).exists():
             name, tasks = implementation, observe.recorded(Path(implementation))
         else:

@@ -117,11 +117,11 @@ class Missing(CaseError):
     """The framework is not installed in the interpreter."""
 
 
-def interpreter(name: str) -> str:
-    """The first of `interpreters` that has the framework; the first of all where none has."""
+def interpreter(name: str) -> str | None:
+    """The first of `interpreters` that has the framework; None where none has."""
     packages = IMPLEMENTATIONS[name].packages.split()
     able = (python for python in interpreters(name) if not _lacks(packages, python))
-    return next(able, sys.executable)
+    return next(able, None)
 
 
 class Adapter(Process):
@@ -296,7 +296,7 @@ def _require(packages: list[str], name: str, python: str) -> None:
     if missing:
         msg = (
             f"{name}: {', '.join(missing)} is not installed in {python}; "
-            "install it there, or state with --python an interpreter that has it"
+            "install it there, state one that has it with --python, or let --build make one"
         )
         raise Missing(msg)
 
