@@ -19,9 +19,12 @@ from latex2mathml.converter import convert
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 from sphinx.writers.html5 import HTML5Translator
+from typer.main import get_command
+from typer.testing import CliRunner
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
+from refopt import cli  # noqa: E402  # of this checkout
 
 project = "refopt"
 copyright = "the refopt authors; code Apache-2.0, vectors and recordings CC0"
@@ -77,11 +80,21 @@ def block(self: HTML5Translator, node: nodes.math_block) -> None:
 
 
 def with_rule(app: Sphinx, page: str, source: list[str]) -> None:
-    """A specification ends with its mathematics as code: the function that takes a step."""
+    """A specification ends with its mathematics as code."""
     folder, _, name = page.partition("/")
     if folder == "spec" and (ROOT / "refopt" / "rules" / f"{name}.py").exists():
-        fence = f"```{{literalinclude}} ../refopt/rules/{name}.py\n:pyobject: step\n```"
-        source[0] += f"\n## The step as code\n\n{fence}\n"
+        source[0] += "\n## The rule as code\n"
+        for part in ("Hyper", "State", "Quantities", "step"):
+            path = f"../refopt/rules/{name}.py"
+            source[0] += f"\n```{{literalinclude}} {path}\n:pyobject: {part}\n```\n"
+
+
+def with_help(app: Sphinx, page: str, source: list[str]) -> None:
+    """The page of the commands ends with what each says of itself."""
+    if page == "docs/commands":
+        for name in get_command(cli.app).commands:
+            said = CliRunner().invoke(cli.app, [name, "--help"], env={"COLUMNS": "80"}).output
+            source[0] += f"\n## refopt {name}\n\n```text\n{said.strip()}\n```\n"
 
 
 MARIMO = [sys.executable, "-m", "marimo", "export", "html", "--no-include-code"]
@@ -141,5 +154,6 @@ def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.connect("builder-inited", export)
     app.connect("source-read", with_rule)
+    app.connect("source-read", with_help)
     app.connect("build-finished", exported)
     app.add_html_math_renderer("mathml", (inline, None), (block, None))

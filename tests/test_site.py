@@ -10,8 +10,11 @@ from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
 import browser
 import pytest
+from typer.main import get_command
 
 import refopt
+from refopt import cli
+from refopt.oracle.spec import RULES
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
@@ -146,6 +149,23 @@ def test_every_public_name_is_in_the_reference(site):
         f"refopt.{name}.{member}" for name in modules for member in getattr(refopt, name).__all__
     }
     assert public - names == set()
+
+
+@pytest.mark.slow
+def test_every_command_is_in_the_reference_with_its_help(site):
+    seen = Seen((site / "docs" / "commands.html").read_text(encoding="utf-8"))
+    names = {f"refopt-{name}" for name in get_command(cli.app).commands}
+    assert len(names) > 5
+    assert names <= seen.names
+
+
+@pytest.mark.slow
+def test_every_specification_of_a_rule_ends_with_its_code(site):
+    pages = [p for p in (site / "spec").glob("*.html") if p.stem in RULES]
+    assert {page.stem for page in pages} == set(RULES)
+    for page in pages:
+        text = re.sub("<[^>]+>", "", page.read_text(encoding="utf-8"))
+        assert all(part in text for part in ("class Hyper(", "class State(", "def step("))
 
 
 # -- in a browser ---------------------------------------------------------------------------------
