@@ -83,9 +83,9 @@ STACK = np.asarray([symmetric(definite(kind, 40, 1e4), "float32") for kind in KI
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Blocks so small that 40 columns are two of them on every library, and three panels."""
+    """Blocks so small that 40 columns are two of them on every library, and panels of some."""
     monkeypatch.setattr(linalg, "_few", lambda xp: 32)
-    monkeypatch.setattr(linalg, "PANEL", 16)
+    monkeypatch.setattr(linalg, "PANEL", 3)
 
 
 @pytest.mark.usefixtures("small_blocks")
