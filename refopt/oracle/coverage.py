@@ -40,8 +40,9 @@ class Alternative(NamedTuple):
 
 
 def optimizers() -> list[str]:
-    """Those that have vectors."""
-    return [o for o in spec.RULES if (golden.root() / "vectors" / o).is_dir()]
+    """Those that have vectors, or state inputs of some."""
+    folder = golden.root() / "vectors"
+    return [o for o in spec.RULES if (folder / o).is_dir() or "vectors" in spec.load(o)]
 
 
 @cache

@@ -10,7 +10,8 @@ import random
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from refopt.interp.formats import FORMATS, to_bits
+from refopt.interp.formats import FORMATS, from_bits, to_bits
+from refopt.oracle import spec
 
 BASE = {
     "lr": "0.1",
@@ -118,11 +119,43 @@ ROWS: tuple[tuple[str, str, str, list[Given], dict[str, Any]], ...] = (
 """(slug, comment, tag, net, hyperparameters and options) of each vector."""
 
 
-def sources() -> Iterator[dict[str, Any]]:
-    """The inputs as JSON objects, each in float32 and in float64, the same numbers in both."""
-    for row in ROWS:
-        for dtype in ("float32", "float64"):
-            yield _source(*row, dtype)
+def sources(optimizer: str) -> Iterator[dict[str, Any]]:
+    """The inputs as JSON objects, each in float32 and in float64, the same numbers in both.
+
+    Those of an optimizer without layers stand in its specification, under `vectors`, which may
+    name the dtypes.
+    """
+    both = ("float32", "float64")
+    if optimizer == "thor":
+        yield from (_source(*row, dtype) for row in ROWS for dtype in both)
+    for row in spec.load(optimizer).get("vectors", []):
+        yield from (_stated(optimizer, row, dtype) for dtype in row.get("dtypes", both))
+
+
+def _stated(optimizer: str, row: dict[str, Any], dtype: str) -> dict[str, Any]:
+    """An input of a specification; numbers from a seed, over three decades."""
+    source, f = random.Random(row["slug"]), FORMATS["float32"]
+
+    def drawn() -> str:
+        values = [
+            source.choice((-1, 1)) * 10 ** source.uniform(-1.5, 0.5) for _ in range(row["size"])
+        ]
+        return to_bits(from_bits(to_bits(values, f), f), FORMATS[dtype])
+
+    params = [
+        {"dtype": dtype, "shape": [row["size"]], "bits": drawn()} for _ in range(row["params"])
+    ]
+    absent = [tuple(pair) for pair in row.get("missing", ())]  # (step, parameter)
+    grads = [
+        [None if (t, i) in absent else drawn() for i in range(row["params"])]
+        for t in range(1, row["steps"] + 1)
+    ]
+    asked = {key: row[key] for key in ("comment", "tags", "hyper", "steps")}
+    return {
+        **{"id": f"{optimizer}.vector.{row['slug']}.f{dtype[-2:]}", **asked},
+        **{"options": row.get("options", {}), "changes": row.get("changes", {})},
+        **{"params": params, "record": [*range(1, row["steps"] + 1)], "grads": grads},
+    }
 
 
 def _source(
@@ -243,7 +276,7 @@ REPAIRS = {"ema_momentum": "0.5", "ema_overwrite_frequency": "2"}
 
 def faulty(optimizer: str) -> Iterator[dict[str, Any]]:
     """The inputs that must be refused, as JSON objects, each with its repair."""
-    for slug, comment, kind, hyper, beside in FAULTS[optimizer]:
+    for slug, comment, kind, hyper, beside in FAULTS.get(optimizer, ()):
         if optimizer == "thor":
             source = _source(slug, comment, "error", [FC], {}, "float32")
         else:

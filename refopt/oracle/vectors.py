@@ -71,7 +71,8 @@ ALLOWED = {"sparse", "complex", "half"}
 def make(optimizer: str = "nadam") -> dict[str, Any]:
     """The document of an optimizer's vectors. Raises CaseError for a vector without power."""
     profile = spec.RULES[optimizer].PROFILES["documented"]
-    found = _recorded(optimizer) if optimizer in INPUTS else map(golden.parse, inputs.sources())
+    made = map(golden.parse, inputs.sources(optimizer))
+    found = _recorded(optimizer) if optimizer in INPUTS else made
     cases = [_vector(optimizer, case) for case in found]
     cases += [_refusal(source, profile) for source in inputs.faulty(optimizer)]
     _lint(cases)
@@ -290,22 +291,33 @@ def path(optimizer: str) -> Path:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write the vectors, or compare; 0 the same or written, 1 differs."""
+    """Write the vectors, or compare; 0 the same or written, 1 differs, 2 refused."""
     parser = argparse.ArgumentParser(prog="python -m refopt.oracle.vectors", description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare with the stored vectors")
     check = parser.parse_args(arguments).check
+    try:
+        return _compared() if check else _written()
+    except CaseError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+def _compared() -> int:
+    for optimizer in coverage.optimizers():
+        document, target = make(optimizer), path(optimizer)
+        if not target.exists() or target.read_text(encoding="utf-8") != text(document):
+            print(f"{optimizer}: the vectors differ from {target.name}", file=sys.stderr)
+            return 1
+    return 0
+
+
+def _written() -> int:
     for optimizer in coverage.optimizers():
         document, target = make(optimizer), path(optimizer)
         _kept(document, target)
-        fresh = text(document)
-        if check:
-            if not target.exists() or target.read_text(encoding="utf-8") != fresh:
-                print(f"{optimizer}: the vectors differ from {target.name}", file=sys.stderr)
-                return 1
-            continue
         target.parent.mkdir(parents=True, exist_ok=True)
         aside = target.with_name(target.name + ".new")
-        aside.write_text(fresh, encoding="utf-8", newline="\n")
+        aside.write_text(text(document), encoding="utf-8", newline="\n")
         aside.replace(target)
     return 0
 
