@@ -300,7 +300,7 @@ def test_a_comparison_names_both_sides_and_the_first_vector(mine: Path) -> None:
 def identified(name: str) -> dict[str, Diagnosis]:
     """What each path through a framework follows, told by its numbers on the vectors."""
     of = live.IMPLEMENTATIONS[name].recordings.split("/")[0]
-    given = observe.vectors(of)
+    given = observe.cases(name)
     python = live.interpreter(name) or sys.executable
     tasks = observe.framework(name, given, python=python, seconds=120.0)
     found = observe.subjects(name, tasks, lambda what: None)

@@ -244,8 +244,7 @@ def subjects(
             name = implementation.partition(":")[2]
             tasks = observe.program(command, of, observe.vectors(of, select), seconds)
         elif implementation in live.IMPLEMENTATIONS:
-            of, name = live.IMPLEMENTATIONS[implementation].recordings.split("/")[0], implementation
-            found = observe.vectors(of, select)
+            name, found = implementation, observe.cases(implementation, select)
             able = interpreter(name, python, build=build)
             tasks = observe.framework(name, found, python=able, seconds=seconds)
         elif Path(implementation).exists():

@@ -47,7 +47,7 @@ def framework(
     """What a framework does, vector by vector: a run for each of its paths."""
     paths = sorted({path for recording in live.cases(name) for path in recording.runs})
     blank = (
-        Recording(case._replace(source=case.source | {"profiles": paths}), {}, {})
+        Recording(case._replace(source={"profiles": paths, **case.source}), {}, {})
         for case, *_ in recordings
     )
     yield from live.tasks(name, blank, None, python=python, seconds=seconds)
@@ -65,6 +65,14 @@ def vectors(optimizer: str, select: str = "*") -> list[Recording]:
     """The vectors of an optimizer that ask for values, and every step of them."""
     found = suite.selected(rop.vectors(optimizer), select)
     return [r for r in found if r.case.source.get("class") != golden.MUST_REJECT]
+
+
+def cases(name: str, select: str = "*") -> list[Recording]:
+    """What a framework is asked: the vectors; of THOR, whose network is its own, its recordings."""
+    optimizer = live.IMPLEMENTATIONS[name].recordings.split("/")[0]
+    if optimizer in rop.OBJECTS:
+        return vectors(optimizer, select)
+    return list(suite.selected(live.cases(name), select))
 
 
 def subjects(name: str, tasks: Iterable[Task], progress: Callable[[str], None]) -> list[Subject]:
