@@ -14,7 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from refopt import cli
-from refopt.oracle import suite
+from refopt.oracle import golden, suite
+from refopt.oracle.report import STALE, VIOLATED, Tally
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "conformance" / "FINDINGS.md").read_text(encoding="utf-8")
@@ -83,6 +84,39 @@ def loaded(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def judged(case: str) -> list[suite.Result]:
+    found = [r for r in golden.recordings(suite.optimizer(case)) if r.case.id == case]
+    (task,) = suite.tasks(found, numpy=False)
+    return suite.work(task)
+
+
+def test_a_deviation_shows_its_reason_and_its_link() -> None:
+    (result,) = judged("rmsprop.mindspore.size-33.f32")
+    assert result.status == suite.DEVIATES
+    assert result.item.detail.startswith("In one call epsilon is outside")
+    assert result.item.detail.endswith("RMSProp.html")
+
+
+@pytest.mark.parametrize(
+    ("case", "place", "code"),
+    [
+        ("rmsprop.mindspore.defaults.f32", (1, "v"), STALE),  # which conforms
+        ("rmsprop.mindspore.size-33.f32", (2, "buffer"), VIOLATED),  # which deviates before
+        ("rmsprop.mindspore.size-33.f32", (1, "param"), VIOLATED),
+    ],
+)
+def test_an_expectation_that_does_not_hold_fails(
+    case: str, place: tuple[int, str], code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = {(case, "mindspore-2.10"): golden.Deviation(*place, "because")}
+    monkeypatch.setattr(suite, "_expected", lambda: listed)
+    tally = Tally()
+    for result in judged(case):
+        assert result.item.stale.startswith("is expected to deviate, first in")
+        tally.add(result)
+    assert tally.exit_code == code
 
 
 def test_every_expected_deviation_has_a_reason_and_a_link_that_is_one() -> None:
