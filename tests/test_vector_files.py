@@ -177,6 +177,17 @@ def test_the_writer_refuses_to_change_what_a_vector_asks_and_to_drop_it_silently
         vectors._kept({"cases": [first]}, stored)
 
 
+def test_what_the_writer_refuses_it_says_and_writes_nothing(monkeypatch, capsys):
+    (one,) = [v["id"] for v in EVERY if v["id"].startswith("sgd.")][:1]
+    before = vectors.path("sgd").read_bytes()
+    monkeypatch.setattr(coverage, "optimizers", lambda: ["sgd"])
+    assert vectors.main(["--check"]) == 0
+    monkeypatch.setattr(golden, "retired", lambda: {one: "it went"})
+    assert vectors.main([]) == 2
+    assert capsys.readouterr().err == f"{one}: a vector must not have a retired id: it went\n"
+    assert vectors.path("sgd").read_bytes() == before
+
+
 # -- power ----------------------------------------------------------------------------------------
 
 STORED = {r.case.id: r for r in golden.load(vectors.path("rmsprop"))}
