@@ -1,6 +1,7 @@
 """What `refopt explain` prints comes from the specification and the rule, for every profile."""
 
 import re
+from functools import cache
 
 import pytest
 from typer.testing import CliRunner
@@ -17,6 +18,7 @@ EVERY = [(name, profile) for name, rule in RULES.items() for profile in rule.PRO
 every = pytest.mark.parametrize(("name", "profile"), EVERY, ids="-".join)
 
 
+@cache
 def ran(*arguments: str, code: int = 0) -> str:
     done = CliRunner().invoke(app, ["explain", *arguments])
     assert done.exit_code == code, done.output

@@ -349,13 +349,14 @@ def check(path: Path) -> Report:
 
 def _told(x: Exercise, case: Case, run: Run, first: Finding, checks: int) -> Report:
     """The hints for a run that does not conform."""
-    from refopt.oracle.diagnose import diagnose
+    from refopt.oracle.diagnose import mistaken
+    from refopt.oracle.search import Search
 
-    data = spec.load(x.optimizer)
-    found = diagnose(x.optimizer, [(case, run)])
-    changes = [c for r in found.held if r.profile == found.against for c in r.changes]
-    changes += [(d.axis, d.does) for d in found.differences]
-    changes = [c for c in changes if _possible(x, *c)] if first.quantity != "t" else []
+    data, rule = spec.load(x.optimizer), mistaken(x.optimizer)
+    judge = judging(rule)(rule, case, run, rule.PROFILES["documented"])
+    # one mistake at a time; a count that is wrong needs no explanation
+    found = Search([judge], 1).found() if first.quantity != "t" else []
+    changes = [c for changes in found for c in changes if _possible(x, *c)]
     # a formula says more than a number that is taken for another
     axis, alternative = min(changes, key=lambda c: c[0] == "given", default=("", ""))
     clause = clause_of(x.optimizer, axis, alternative, first.quantity)
