@@ -114,9 +114,13 @@ def test_the_tape_has_the_bits_of_the_plain_run_for_every_profile_and_choice(tap
 
 def some():
     """Programs that have every operation, one for each rule."""
-    yield nadam, configured(nadam, nadam.PROFILES["torch-2.13"], decay=0.1)
+    profile, hyper = configured(nadam, nadam.PROFILES["torch-2.13"], decay=0.1, maximize=True)
+    choices = profile.choices._replace(reading=nadam.read_in_float32)
+    yield nadam, (profile._replace(choices=choices), hyper)
     options = {"decay": 0.1, "momentum": 0.9, "centered": True}
-    yield rmsprop, configured(rmsprop, rmsprop.PROFILES["documented"], **options)
+    profile, hyper = configured(rmsprop, rmsprop.PROFILES["documented"], **options)
+    choices = profile.choices._replace(variance=rmsprop.clamped)
+    yield rmsprop, (profile._replace(choices=choices), hyper)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
