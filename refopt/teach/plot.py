@@ -146,19 +146,16 @@ def paths(found: list[Run]) -> list[Path2]:
 def curves(found: list[Run], problem: Problem) -> list[Curve]:
     """The objective of each run: before the first step, and after each.
 
-    Where it changes from step to step, its mean; of a network that of all images.
+    Where it changes from step to step, its mean; of a network that of all images, at a dozen steps.
     """
-    return [
-        Curve(
-            run.label,
-            list(range(len(run.steps) + 1)),
-            [
-                float(np.asarray(problem.at(params).value))
-                for params in (run.steps[0].before, *(x.params for x in run.steps))
-            ],
-        )
-        for run in found
-    ]
+    result = []
+    for run in found:
+        points = [run.steps[0].before, *(x.params for x in run.steps)]
+        every = max(1, len(run.steps) // 12) if problem.layers else 1
+        shown = list(range(0, len(points), every))
+        values = [float(np.asarray(problem.at(points[t]).value)) for t in shown]
+        result.append(Curve(run.label, shown, values))
+    return result
 
 
 def quantities(run: Run, names: Sequence[str], element: int = 0) -> list[Curve]:
@@ -367,7 +364,7 @@ def draw_spectra(found: list[Spectrum], damping: float, title: str) -> Any:
 
 # -- files ----------------------------------------------------------------------------------------
 FORMATS = ("png", "svg", "gif")
-FRAMES = 60  # of an animation, at most
+FRAMES, SMALL = 25, 80  # of an animation: pictures at most, and dots per inch
 STILL = ("start", "minimum", "true value", "damping")
 """What an animation shows from the first frame on."""
 
@@ -481,4 +478,6 @@ def _animated(new: Any, path: Path) -> None:
             line.set_data(x[:n], y[:n])
         return [line for line, _, _ in lines]
 
-    FuncAnimation(new, frame, frames=shown).save(path, writer=PillowWriter(fps=12))
+    new.canvas.draw()
+    new.set_layout_engine("none")  # as it is now, in every frame
+    FuncAnimation(new, frame, frames=shown).save(path, writer=PillowWriter(fps=12), dpi=SMALL)
