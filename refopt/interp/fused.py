@@ -623,11 +623,13 @@ class _Group:
         self.compiled = False  # all are taken by it
         if self.slot is None:
             self._meet([x[0].flags for x in given])
+            self.joints = self._joints([])
 
     def take(self, grads: Sequence[Any], start: Sequence[int]) -> bool:
         if self.slot is not None:
             self._meet([grads[i].flags for i in self.members])
             self.table[:, self.slot] = [start[i] for i in self.members]
+            self.joints = self._joints(grads) if self.apart else []
         return True
 
     def _meet(self, flags: Sequence[Any]) -> None:
@@ -648,7 +650,7 @@ class _Group:
             tape(self.program)
 
     def calls(self, grads: Sequence[Any], scalars: Sequence[Any]) -> Iterator[Callable[[], Any]]:
-        for line in self._lines(grads, scalars) if self.apart else ():
+        for line in self._lines(scalars):
             k, i = line[0], self.members[line[0]]
             arrays = [*self.arrays[k]]
             if self.slot is not None:
@@ -672,26 +674,35 @@ class _Group:
         table = cut(table, np.dtype(self.program.dtype).itemsize)
         yield from (_together.acquire, partial(self.kernel, table, rows), _together.release)
 
-    def _lines(self, grads: Sequence[Any], scalars: Sequence[Any]) -> list[list[int]]:
-        """Those that the tape takes; in one list those that follow each other in memory."""
-        lines: list[list[int]] = []
+    def _joints(self, grads: Sequence[Any]) -> list[bool]:
+        """Whether each follows the one before it, in every array a part of the same buffer."""
         ends = self.table[:, :-2] + self.table[:, -2:-1] * np.dtype(self.program.dtype).itemsize
         follow = (self.table[1:, :-2] == ends[:-1]).all(axis=1)
+
+        def joined(k: int) -> bool:
+            pairs = [*zip(self.arrays[k - 1], self.arrays[k], strict=True)]
+            if self.slot is not None:
+                pairs[self.slot] = grads[self.members[k - 1]], grads[self.members[k]]
+            return all(_one_buffer(x, y) for x, y in pairs)
+
+        found = (
+            bool(x) and self.direct[k] and self.direct[k - 1] and joined(k)
+            for k, x in enumerate(follow, 1)
+        )
+        return [False, *found]
+
+    def _lines(self, scalars: Sequence[Any]) -> list[list[int]]:
+        """Those that the tape takes; in one list those that run as one."""
+        lines: list[list[int]] = []
+        before = None
         for k in self.apart:
-            joins = lines and lines[-1][-1] == k - 1 and self.direct[k] and self.direct[k - 1]
-            if joins and follow[k - 1] and self._alike(k, grads, scalars):
+            x = scalars[self.members[k]]
+            if lines and lines[-1][-1] == k - 1 and self.joints[k] and x is before:
                 lines[-1].append(k)
             else:
                 lines.append([k])
+            before = x
         return lines
-
-    def _alike(self, k: int, grads: Sequence[Any], scalars: Sequence[Any]) -> bool:
-        """Whether one and the one before it are parts of the same buffers, with equal scalars."""
-        one, other = self.members[k - 1], self.members[k]
-        pairs = [*zip(self.arrays[k - 1], self.arrays[k], strict=True)]
-        if self.slot is not None:
-            pairs[self.slot] = grads[one], grads[other]
-        return scalars[one] is scalars[other] and all(_one_buffer(x, y) for x, y in pairs)
 
 
 def _one_buffer(x: Any, y: Any) -> bool:
