@@ -1,6 +1,5 @@
 """The site: built from spec/ and docs/ without a warning, whole, of nothing from elsewhere."""
 
-import os
 import re
 import subprocess
 import sys
@@ -63,7 +62,6 @@ def urls(css):
 def site(tmp_path_factory):
     pytest.importorskip("sphinx", reason="needs Sphinx, extra docs")
     folder = tmp_path_factory.mktemp("site")
-    before = os.times()
     ran = subprocess.run(
         [sys.executable, ROOT / "docs" / "build.py", folder],
         capture_output=True,
@@ -71,9 +69,6 @@ def site(tmp_path_factory):
         check=False,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    after = os.times()
-    seconds = sum(after[2:4]) - sum(before[2:4])  # of its processes, whatever else is running
-    assert 0 < seconds < 60
     return folder
 
 

@@ -43,7 +43,7 @@ def bench(
     ] = None,
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Draw the ratios (needs refopt[teach]): .svg or .png."),
+        typer.Option(metavar="FILE", help=r"Draw the ratios (needs refopt\[teach]): .svg or .png."),
     ] = None,
 ) -> None:
     """Time steps of refopt, of its peers that are installed, and of memory alone.
