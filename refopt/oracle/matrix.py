@@ -318,7 +318,7 @@ def draw(drawing: Drawing) -> dict[str, Any]:
     _, case, item, axes = drawing
     rule, profile = suite.rule(case), suite.profiles(case)[item.profile]
     judge = judging(rule)(rule, case, item.run or numpy_run(case, profile), profile)
-    with precision():
+    with precision(), np.errstate(all="ignore"):  # what has no bounds is not drawn
         own = _points(judge, ())
         return {axis: _curve(judge, own, axis, names) for axis, names in axes.items()}
 
