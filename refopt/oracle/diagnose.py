@@ -180,13 +180,15 @@ def _held(searches: dict[str, Search], against: str, progress: Progress) -> list
                 break
         if found or not levels:
             return found
-        if n:  # two at once beside the most likely profiles alone
+        if n == 1:  # two at once beside the most likely profiles alone
             progress("which profile is nearest")
             near = min(searches, key=lambda name: len(searches[name].shown(())))
+            far = max(searches, key=lambda name: searches[name].reach)
             levels = {name: x for name, x in levels.items() if name == against}
-            if not searches[near].joint:
-                searches[near].joint = True
-                levels[near] = islice(searches[near].levels(), 1, None)
+            for name in dict.fromkeys((near, far)):
+                if not searches[name].joint:
+                    searches[name].joint = True
+                    levels[name] = islice(searches[name].levels(), 1, None)
     return []
 
 

@@ -99,6 +99,11 @@ class Search:
                     for changes, place in self._further(known, stuck)
                 }
 
+    @property
+    def reach(self) -> tuple[int, Place]:
+        """How far the runs got under any changes that were tried."""
+        return (0, ()) if self.furthest is None else self.furthest[1].place
+
     def stuck(self, changes: Changes) -> Stuck | None:
         """Where the runs deviate first under some changes; None where they conform.
 
