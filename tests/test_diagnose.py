@@ -336,7 +336,7 @@ def test_every_environment_states_its_size_and_every_implementation_has_one() ->
 
 
 ROUNDS = {"keras-torch:Nadam", "keras-tensorflow:Nadam"}
-"""Keras 3 as on JAX, but that these backends round 1 - β by float32 themselves: no axis has that."""
+"""Keras 3 as on JAX, but for float32 numbers of the backend itself: no axis has that."""
 
 
 def best(found: Diagnosis) -> list[str]:
