@@ -339,6 +339,10 @@ ROUNDS = {"keras-torch:Nadam", "keras-tensorflow:Nadam"}
 """Keras 3 as on JAX, but for float32 numbers of the backend itself: no axis has that."""
 
 
+ALIKE = {"mindspore-2.10": "tf1"}
+"""MindSpore's centered kernel is coarser in float64 than either; both hold all the rest."""
+
+
 def best(found: Diagnosis) -> list[str]:
     """The profiles that hold, or the nearest."""
     return [r.profile for r in found.held] or [found.nearest.profile if found.nearest else ""]
@@ -362,4 +366,4 @@ def test_a_framework_is_identified_blind(name: str) -> None:
             assert not found.held or found.held[0].changes
             assert "momentum_decay:1" in told(found) or "keras-" in best(found)[0]
         else:
-            assert path in best(found), (path, told(found))
+            assert {path, ALIKE.get(path)} & {*best(found)}, (path, told(found))
