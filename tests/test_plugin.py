@@ -100,7 +100,7 @@ def test_a_program_that_ends_fails_every_vector_and_is_given_up(tmp_path: Path) 
         ("py:mymodule:adam", "--optimizer must be nadam or rmsprop"),
         ("py:mymodule", "--optimizer must be nadam or rmsprop"),
         ("cmd:no-such-program", "IMPLEMENTATION must be cmd: and a program that can be started"),
-        ("mlx:RMSprop", "install it there, or state with --python"),
+        ("mlx:RMSprop", "mlx is not installed in"),
         ("py:mymodule:nadam", "--refopt-profile must be one of documented"),
     ],
 )
