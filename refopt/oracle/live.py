@@ -7,10 +7,12 @@ a rejection and a skip are five different things, and none is a verdict; stderr 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Protocol
 
 from refopt.errors import AdapterError, CaseError
@@ -131,7 +133,13 @@ class Adapter(Process):
     """A running adapter; `hello` is what it said first."""
 
     def __init__(self, command: list[str], seconds: float) -> None:
-        super().__init__(command)
+        # a framework may leave files where it runs (MindSpore: rank_0/)
+        self._folder = TemporaryDirectory(prefix="refopt-", ignore_cleanup_errors=True)
+        try:
+            super().__init__(command, self._folder.name)
+        except Failure:
+            self._folder.cleanup()
+            raise
         self._seconds = seconds
         try:
             said = self.hear(HELLO_SECONDS)
@@ -143,6 +151,11 @@ class Adapter(Process):
             raise
         self.known = f"{hello['framework']} {hello['version']}"
         self._paths = hello.get("profiles")
+
+    def close(self) -> None:
+        """End it, and remove what it left behind."""
+        super().close()
+        self._folder.cleanup()
 
     def items(self, recording: Recording, profile: str | None) -> tuple[Item, ...]:
         """What it does with a case; a path that it does not have is passed over."""
@@ -177,7 +190,9 @@ def starter(name: str, python: str, seconds: float) -> Callable[[], Adapter]:
     _require(IMPLEMENTATIONS[name].packages.split(), name, python)
     row = IMPLEMENTATIONS[name]
     adapter = golden.root() / "adapters" / f"{row.adapter}.py"
-    command = [python, str(adapter), *filter(None, [row.argument])]
+    # whole, since it starts elsewhere; not resolved, since a link names its environment
+    command = [str(Path(shutil.which(python) or python).absolute()), str(adapter)]
+    command += filter(None, [row.argument])
     return lambda: Adapter(command, seconds)
 
 

@@ -51,13 +51,17 @@ def _no_number(token: str) -> NoReturn:
 
 
 class Process:
-    """A running program; what it writes to stderr is kept to its end, and never judged."""
+    """A running program; what it writes to stderr is kept to its end, and never judged.
 
-    def __init__(self, command: Sequence[str]) -> None:
+    `folder`: where it starts, the current one if None.
+    """
+
+    def __init__(self, command: Sequence[str], folder: str | None = None) -> None:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
         try:
             self._popen = subprocess.Popen(
                 command,
+                cwd=folder,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
