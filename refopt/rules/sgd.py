@@ -219,7 +219,7 @@ def step(
 ) -> tuple[Quantities, State]:
     """One parameter, one step."""
     p, g = c.decay(param, c.objective(grad), h, s)  # SGD-3, SGD-4
-    buffer, u, theta = c.move(p, g, state.buffer, h, s)  # SGD-5, SGD-6
+    buffer, u, theta = c.move(p, g, state.buffer, h, s)  # SGD-5, SGD-6.1
     return Quantities(g, buffer, u, theta), State(buffer)
 
 
