@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from refopt.errors import CaseError
-from refopt.oracle import golden
+from refopt.oracle import golden, live
 
 CONFORMANCE = Path(__file__).parent.parent / "conformance"
 FILES = sorted((CONFORMANCE / "golden").rglob("*.json"))
@@ -159,8 +159,8 @@ def test_every_golden_file_has_one_recipe_in_the_table(make):
 
 def test_environments_pin_everything_exactly(make):
     environments = make.tomllib.loads((CONFORMANCE / "environments.toml").read_text())
-    used = {row.environment for row in make.IMPLEMENTATIONS.values()}
-    assert used == set(environments)
+    rows = [*make.IMPLEMENTATIONS.values(), *live.IMPLEMENTATIONS.values()]
+    assert {row.environment for row in rows} == set(environments)
     pins = [pin for spec in environments.values() for pin in spec["requirements"]]
     assert [pin for pin in pins if "==" not in pin and pin != "--no-deps"] == []
 
