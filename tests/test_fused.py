@@ -12,6 +12,7 @@ import weakref
 
 import numpy as np
 import pytest
+from backends import same_bits
 
 import refopt
 from refopt.interp import arrays, fused
@@ -549,3 +550,57 @@ def test_the_fused_run_of_the_suite_is_the_plain_one(tape):
             assert repr(plain) == repr(other), (recording.case.id, name)
             ran += 1
     assert ran > 100
+
+
+def test_a_gradient_that_was_refused_leaves_no_address_behind():
+    a, b = refopt.Variable(np.ones(3, "f4")), refopt.Variable(np.ones(3, "f4"))
+    other_a, other_b = refopt.Variable(np.ones(3, "f4")), refopt.Variable(np.ones(3, "f4"))
+    mine, plain = refopt.RMSprop(0.1), refopt.RMSprop(0.1)
+    grad, refused = np.ones(3, "f4"), np.full(3, -100, "f4")
+    mine.apply_gradients([(grad, a), (grad, b)])
+    plain.apply_gradients([(grad, other_a), (grad, other_b)])
+    mine.apply_gradients([(refused, a), (b.data, b)])  # which is written: no step in place
+    plain.apply_gradients([(refused.copy(), other_a), (other_b.data.copy(), other_b)])
+    refused[:] = -1e6
+    mine.apply_gradients([(grad, a), (np.ones(3, "f4"), b)])
+    plain.apply_gradients([(grad.copy(), other_a), (np.ones(3, "f4"), other_b)])
+    assert same_bits(a.data, other_a.data)
+    assert same_bits(b.data, other_b.data)
+
+
+@pytest.mark.parametrize("key", ["exp_avg", "exp_avg_sq"])
+def test_a_moment_that_became_read_only_is_not_written(key):
+    param = refopt.Parameter(np.ones(3, "f4"))
+    optimizer = refopt.NAdam([param])
+    param.grad = np.ones(3, "f4")
+    optimizer.step()
+    optimizer.step()
+    frozen = optimizer.state[param][key]
+    frozen.flags.writeable = False
+    before, start = frozen.copy(), param.data.copy()
+    optimizer.step()
+    assert same_bits(frozen, before)
+    assert (param.data < start).all()
+    assert optimizer.state[param][key] is not frozen
+
+
+def test_a_counter_that_cannot_be_written_is_replaced():
+    variable, optimizer = refopt.Variable(np.ones(3, "f4")), refopt.RMSprop(0.1)
+    optimizer.build([variable])
+    for done in (1, 2, 3):
+        optimizer.iterations.data.flags.writeable = False
+        optimizer.apply_gradients([(np.ones(3, "f4"), variable)])
+        assert int(optimizer.iterations.numpy()) == done
+
+
+def test_the_profile_of_a_step_is_the_one_that_the_optimizer_has_now():
+    params = [refopt.Parameter(np.ones(3)) for _ in range(2)]
+    optimizers = [refopt.NAdam([param], lr=0.1) for param in params]
+    for profile in ("documented", "documented", "keras-3"):
+        for param, optimizer in zip(params, optimizers, strict=True):
+            param.grad = np.full(3, 0.3)
+            optimizer.profile = profile
+        optimizers[1]._last = None  # nothing is remembered
+        for optimizer in optimizers:
+            optimizer.step()
+    assert same_bits(params[0].data, params[1].data)

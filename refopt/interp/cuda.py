@@ -194,7 +194,7 @@ class Pass(fused.Pass):
 class _Group:
     """The parameters of one program."""
 
-    compiled = False  # launched from Python: `Uninterrupted` is needed
+    compiled = parallel = False  # launched from Python: `Uninterrupted` is needed
 
     def __init__(
         self, program: Program, members: Sequence[int], columns: Sequence[Mapping[str, Any]]

@@ -287,25 +287,24 @@ def tape(program: Program) -> Tape:
     return Tape(space["run"], rows)
 
 
-def _run_tape(program: Program, arrays: Sequence[Any], scalars: Any) -> None:
-    """Run a program on arrays of one length in one dimension."""
-    run, rows = tape(program)
+def _run_tape(program: Program, arrays: Sequence[Any], scalars: Any, scratch: Any) -> None:
+    """Run a program on arrays of one length in one dimension; `scratch` has rows for a chunk."""
+    run, _ = tape(program)
     n = arrays[0].size
-    scratch = np.empty((rows, min(CHUNK, n)), program.dtype)
     c = tuple(np.asarray(x) for x in scalars)
     if n <= CHUNK:
-        run(*arrays, c, tuple(scratch))
+        run(*arrays, c, tuple(scratch[:, :n]))
         return
     for start in range(0, n, CHUNK):
         chunk = [x[start : start + CHUNK] for x in arrays]
         run(*chunk, c, tuple(scratch[:, : len(chunk[0])]))
 
 
-def _run_apart(program: Program, arrays: Sequence[Any], scalars: Any) -> None:
+def _run_apart(program: Program, arrays: Sequence[Any], scalars: Any, scratch: Any) -> None:
     """Run a program on arrays of any layout, or of a dtype to be converted on the way."""
     if arrays[0].dtype.kind == "c":
-        _run_apart(program, [x.real for x in arrays], scalars)
-        _run_apart(program, [x.imag for x in arrays], scalars)
+        _run_apart(program, [x.real for x in arrays], scalars, scratch)
+        _run_apart(program, [x.imag for x in arrays], scalars, scratch)
         return
     written = {array for array, _ in program.outputs}
     access: Any = [["readwrite" if x in written else "readonly"] for x in names(program)]
@@ -318,7 +317,7 @@ def _run_apart(program: Program, arrays: Sequence[Any], scalars: Any) -> None:
         buffersize=CHUNK,
     ) as chunks:
         for chunk in chunks:
-            _run_tape(program, chunk, scalars)
+            _run_tape(program, chunk, scalars, scratch)
 
 
 # -- the compiled loop: numba, one call for all tensors -------------------------------------------
@@ -549,17 +548,20 @@ class Pass:
         new = [i for i, grad in enumerate(grads) if given[i]() is not grad]
         if not new:
             return True
+        start = [*self._start]
         for i in new:
             low, high = extent(grads[i])
             before = bisect_left(self._low, high)
             if before and self._high[before - 1] > low:
                 return False
-            self._start[i] = low
-        if not all(group.take(grads, self._start) for group in self._groups):
+            start[i] = low
+        self._given = [_nothing for _ in given]  # until all are taken
+        if not all(group.take(grads, start) for group in self._groups):
             return False
         self.ready()  # others may be without gaps now
         for i in new:
             given[i] = weakref.ref(grads[i])
+        self._start, self._given = start, given
         return True
 
     def ready(self) -> None:
@@ -583,7 +585,8 @@ class Pass:
     @property
     def compiled(self) -> bool:
         """Whether all runs in C."""
-        return all(group.compiled for group in self._groups)
+        # a lock that is waited for can be interrupted
+        return all(group.compiled and not group.parallel for group in self._groups)
 
     def calls(self, grads: Sequence[Any], scalars: Sequence[Any]) -> list[Callable[[], Any]]:
         """The functions that `run` calls."""
@@ -621,6 +624,7 @@ class _Group:
         self.table[:, :-2], self.table[:, -2] = rows, lengths
         self.apart: list[int] = []  # those that the compiled loop does not take
         self.compiled = False  # all are taken by it
+        self.parallel = False  # on several threads
         if self.slot is None:
             self._meet([x[0].flags for x in given])
             self.joints = self._joints([])
@@ -650,6 +654,10 @@ class _Group:
             tape(self.program)
 
     def calls(self, grads: Sequence[Any], scalars: Sequence[Any]) -> Iterator[Callable[[], Any]]:
+        scratch = None
+        if self.apart:  # allocated before anything is written
+            size = tape(self.program).rows, min(CHUNK, self.total)
+            scratch = np.empty(size, self.program.dtype)
         for line in self._lines(scalars):
             k, i = line[0], self.members[line[0]]
             arrays = [*self.arrays[k]]
@@ -658,9 +666,9 @@ class _Group:
             if self.direct[k]:
                 n = int(self.table[line, -2].sum())
                 arrays = [_line(x, self.orders[k], n if line[1:] else None) for x in arrays]
-                yield partial(_run_tape, self.program, arrays, scalars[i])
+                yield partial(_run_tape, self.program, arrays, scalars[i], scratch)
             else:
-                yield partial(_run_apart, self.program, arrays, scalars[i])
+                yield partial(_run_apart, self.program, arrays, scalars[i], scratch)
         if len(self.apart) == len(self.members):
             return
         unique = {id(scalars[i]): scalars[i] for i in self.members}

@@ -80,7 +80,10 @@ class Kind:
 class Task:
     """A parameter and its state, which were checked."""
 
-    __slots__ = ("array", "counters", "dtype", "engine", "held", "kind", "own", "param", "shape")
+    __slots__ = (
+        *("array", "counters", "dtype", "engine", "held", "kind", "own", "param", "shape"),
+        "touched",
+    )
 
     def __init__(
         self, param: Any, array: Any, own: dict[str, Any], counters: Iterable[str], kind: Kind
@@ -89,6 +92,7 @@ class Task:
         self.shape, self.dtype = array.shape, array.dtype
         self.engine = engine([array])
         self.counters = tuple(counters)
+        self.touched = [array, *(x for key, x in own.items() if key not in self.counters)]
         self.held = [*own.items()]
 
     def holds(self, states: Mapping[Any, Any], grad: Any) -> bool:
@@ -102,7 +106,7 @@ class Task:
             and grad.dtype == self.dtype
             and grad.shape == self.shape
             and self.param._data is array
-            and self.engine.writable(array)
+            and all(map(self.engine.writable, self.touched))
             and states.get(self.param) is own
         )
 
@@ -136,11 +140,12 @@ def flatten(params: Sequence[Any], states: Mapping[Any, dict[str, Any]], keys: A
 class Slots:
     """A variable and what is kept for it, which were checked."""
 
-    __slots__ = ("array", "dtype", "kept", "kind", "shape", "variable")
+    __slots__ = ("array", "dtype", "kept", "kind", "shape", "touched", "variable")
 
     def __init__(self, variable: Any, array: Any, kept: Iterable[Any], kind: Kind) -> None:
         self.variable, self.array, self.kind = variable, array, kind
         self.kept = [(slot, slot.data) for slot in kept]
+        self.touched = [array, *(x for _, x in self.kept)]
         self.shape, self.dtype = array.shape, array.dtype
 
     def hold(self, variable: Any, grad: Any) -> bool:
@@ -154,7 +159,7 @@ class Slots:
             and grad.dtype == self.dtype
             and grad.shape == self.shape
             and variable._data is self.array
-            and self.array.flags.writeable
+            and all(x.flags.writeable for x in self.touched)
         )
 
 
@@ -171,6 +176,7 @@ class Repeat(NamedTuple):
 class Last(NamedTuple):
     """The last step in place."""
 
+    profile: str
     settings: list[Settings]  # of each group
     groups: list[list[Task]]  # what stepped, by groups
     step: fused.Pass

@@ -282,7 +282,7 @@ class NAdam(Optimizer):
             return None
         step.ready()
         settings = [Settings(group, self.defaults) for group in self.param_groups]
-        self._last = Last(settings, groups, step)
+        self._last = Last(self.profile, settings, groups, step)
         return grads
 
     def _state(self, param: Any, group: Group) -> State:
@@ -294,7 +294,8 @@ class NAdam(Optimizer):
     def _again(self) -> list[Any] | None:
         """The gradients of a step in place like the last one; None where anything else is new."""
         last = self._last
-        if last is None or len(last.groups) != len(self.param_groups):
+        same = last is not None and last.profile == self.profile
+        if last is None or not same or len(last.groups) != len(self.param_groups):
             return None
         grads = []
         for settings, tasks, group in zip(
@@ -434,6 +435,9 @@ class NAdam(Optimizer):
         if name == "torch-2.13":
             flags = [f for f in ("capturable", "differentiable", "foreach") if group[f]]
             name = "-".join([name, *flags[:1]])
+        if name not in rule.PROFILES:  # set since
+            msg = f"profile: one of {', '.join(rule.PROFILES)} is required, got {name!r}"
+            raise ValueError(msg)
         profile = rule.PROFILES[name]
         decoupled = bool(group["decoupled_weight_decay"])
         # a release that knows one form of decay keeps it

@@ -237,7 +237,7 @@ global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency, **kwargs
         arrays = [array_of(variable) for variable in variables]
         clocks = [clock for _ in arrays]
         given = arrays, grads, states, clocks, hyper
-        able = engine(arrays)
+        able = engine(arrays) if fused.writable(self._iterations.data) or not counts else None
         if able and (ready := prepared(able, rule, profile, *given, order=order)):
             in_place, after = ready
             count = self._iterations.data
@@ -245,7 +245,7 @@ global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency, **kwargs
             if counts and able is fused:
                 self._remember(variables, grads, hyper, profile, order)
             undo.pop_all()  # from here on nothing fails
-            in_place([partial(np.copyto, count, counted)] if counts else [])
+            in_place([partial(count.__setitem__, (), counted)] if counts else [])
             return
         with recording(False, *arrays):
             stepped = self._results(arrays, grads, states, clock, hyper, profile, order)
@@ -297,6 +297,8 @@ global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency, **kwargs
             or len(grads_and_vars) != len(last.slots)
             or not last.settings.hold(vars(self))
             or self._iterations._data is not last.count
+            or not last.count.flags.writeable
+            or not (self._schedule is None or fused.writable(self._learning_rate.data))
         ):
             return False
         grads = []
@@ -311,7 +313,7 @@ global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency, **kwargs
         rate = self._learning_rate
         if self._schedule is not None:
             scheduled = np.asarray(self._scheduled())
-            then.append(partial(np.copyto, rate.data, scheduled))
+            then.append(partial(rate.data.__setitem__, (), scheduled))
             rate = scheduled
         hyper = last.hyper._replace(lr=self._finite("learning_rate", rate))
         rows: dict[Kind, Any] = {}
@@ -328,7 +330,7 @@ global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency, **kwargs
                 )
                 kind.settle(rule, hyper)
                 rows[kind] = kind.numbers(scalars)
-        then.append(partial(np.copyto, last.count, np.array(int(clock.t))))
+        then.append(partial(last.count.__setitem__, (), int(clock.t)))
         last.step.run(grads, [rows[slots.kind] for slots in last.slots], then)
         return True
 
