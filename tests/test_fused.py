@@ -552,7 +552,9 @@ def test_the_fused_run_of_the_suite_is_the_plain_one(tape):
     assert ran > 100
 
 
-def test_a_gradient_that_was_refused_leaves_no_address_behind():
+@pytest.mark.parametrize("engine", ["tape", "compiled"])
+def test_a_gradient_that_was_refused_leaves_no_address_behind(request, engine):
+    request.getfixturevalue(engine)
     a, b = refopt.Variable(np.ones(3, "f4")), refopt.Variable(np.ones(3, "f4"))
     other_a, other_b = refopt.Variable(np.ones(3, "f4")), refopt.Variable(np.ones(3, "f4"))
     mine, plain = refopt.RMSprop(0.1), refopt.RMSprop(0.1)
@@ -568,8 +570,10 @@ def test_a_gradient_that_was_refused_leaves_no_address_behind():
     assert same_bits(b.data, other_b.data)
 
 
+@pytest.mark.parametrize("engine", ["tape", "compiled"])
 @pytest.mark.parametrize("key", ["exp_avg", "exp_avg_sq"])
-def test_a_moment_that_became_read_only_is_not_written(key):
+def test_a_moment_that_became_read_only_is_not_written(request, engine, key):
+    request.getfixturevalue(engine)
     param = refopt.Parameter(np.ones(3, "f4"))
     optimizer = refopt.NAdam([param])
     param.grad = np.ones(3, "f4")

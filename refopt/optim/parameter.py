@@ -65,7 +65,7 @@ class Parameter(Operators):
 
     """
 
-    _room: Any = None  # where its gradient lies beside others, see `flattened`
+    _room: Any = None  # where its gradient lies beside others, see `inplace.flatten`
 
     def __init__(self, data: Any, *, name: str | None = None, dtype: Any = None) -> None:
         if isinstance(data, Parameter):
