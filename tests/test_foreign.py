@@ -79,7 +79,7 @@ def taken(optimizer: str, words: set[str]) -> int:
 
 
 def statuses(result: Any) -> Counter[str]:
-    asked = set().union(*ASKED.values())
+    asked = set().union(*ASKED.values(), (r.case.id for r in rop.vectors("sgd")))
     return Counter(run["status"] for run in runs(result) if run["case"] in asked)
 
 
@@ -181,6 +181,15 @@ def rmsprop(param, grad, state, *, learning_rate, rho, momentum, epsilon, center
         buffer = momentum * buffer + grad / (np.sqrt(variance) + epsilon)
     return param - learning_rate * buffer, (v, a, buffer)
 
+def sgd(param, grad, state, *, lr, momentum, dampening, weight_decay, nesterov=False):
+    grad = grad + weight_decay * param
+    b = grad if state is None else momentum * state["buffer"] + (1 - dampening) * grad
+    return param - lr * (grad + momentum * b if nesterov else b), {"buffer": b}
+
+def heavy_ball(param, grad, state, *, lr, momentum, weight_decay):
+    step = lr * (grad + weight_decay * param) + (0 if state is None else momentum * state)
+    return param - step, step
+
 def keras(param, grad, state, *, learning_rate, rho, momentum, epsilon, centered=False):
     return rmsprop(param, grad, state, learning_rate=learning_rate, rho=rho, momentum=momentum,
                    epsilon=epsilon, centered=centered, inside=True)
@@ -238,6 +247,21 @@ def test_a_function_of_rmsprop_gets_the_names_of_its_documentation(mine: Path) -
     assert [x["by"] for x in footer(result)["explained"]] == [["clip=none"]]
     plain = taken("rmsprop", {*rop.plain("rmsprop"), "centered"})
     assert Counter(found.values())["conforms"] == plain
+
+
+def test_a_rule_without_an_object_needs_no_code_of_its_own(mine: Path) -> None:
+    """SGD: a hyperparameter that a vector does not state is given as it is by default."""
+    result = checked("sgd", "--json", optimizer="sgd")
+    assert result.exit_code == OK, result.output
+    assert statuses(result) == {"conforms": len(rop.vectors("sgd"))} == {"conforms": 3}
+    (mine / "mine.py").write_text(FUNCTIONS.replace("(1 - dampening) * grad", "grad"))
+    result = checked("sgd", "--json", optimizer="sgd")
+    assert result.exit_code == VIOLATED
+    (explained,) = footer(result)["explained"]
+    assert explained["by"] == ["start=never-dampened"]
+    result = refopt("diagnose", "py:mine:heavy_ball", "--optimizer", "sgd", "--profile", "keras-3")
+    assert result.exit_code == NOTHING, result.output
+    assert "does not take dampening" in " ".join(result.stdout.split())
 
 
 @pytest.mark.parametrize("name", ["inside", "hidden_inside"])
@@ -328,7 +352,7 @@ def test_a_function_that_fails_is_told_from_a_wrong_one_and_the_rest_goes_on(min
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("py:mine:nadam",), "--optimizer must be nadam or rmsprop"),
+        (("py:mine:nadam",), "--optimizer must be one of nadam, rmsprop, sgd"),
         (("py:mine:nadam", "--optimizer", "thor"), "got 'thor'"),
         (("torch:NAdam", "--optimizer", "nadam"), "--optimizer must be absent but for py: and"),
         (("py:mine", "--optimizer", "nadam"), "must be py:MODULE:FUNCTION, got 'py:mine'"),
@@ -767,7 +791,7 @@ def test_answers_in_a_file_are_judged_like_a_dialogue(answers: list[str]) -> Non
 
 
 def test_questions_and_answers_are_valid_by_the_schema(answers: list[str]) -> None:
-    for optimizer in VECTORS:
+    for optimizer in rop.OPTIMIZERS:
         lines = asked("--optimizer", optimizer, "--takes", ",".join(rop.words(optimizer)))
         questions = [json.loads(line) for line in lines.splitlines()]
         assert [q["seq"] for q in questions] == [*range(len(questions))]
@@ -786,7 +810,7 @@ def test_questions_and_answers_are_valid_by_the_schema(answers: list[str]) -> No
 
 
 def test_no_key_occurs_twice_in_a_question_to_a_program_without_schedules() -> None:
-    for optimizer in VECTORS:
+    for optimizer in rop.OPTIMIZERS:
         for line in asked("--optimizer", optimizer).splitlines():
             keys = re.findall(r'"(\w+)": ', line)
             assert len(keys) == len(set(keys)), line
@@ -835,7 +859,7 @@ def test_a_line_of_a_file_that_is_broken_breaks_its_case_alone(
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        ([], "an answer to hello (seq 0, optimizer one of nadam, rmsprop) is required"),
+        ([], "an answer to hello (seq 0, optimizer one of nadam, rmsprop, sgd) is required"),
         (["garbage"], "line 1: JSON is required on each line, got 'garbage"),
         (['{"seq": 0, "optimizer": "nadam", "suite": "1"}'], "hello must repeat the suite"),
     ],
@@ -928,7 +952,7 @@ def test_the_document_names_every_word_kind_and_status() -> None:
     named = set(re.findall(r"`([\w-]+)`", DOCUMENT))
     assert set(rop.KINDS) <= named
     unsaid = {"base", "initial_scale", "weight_decay", "maximize", "decoupled_weight_decay"}
-    for optimizer in VECTORS:
+    for optimizer in rop.OPTIMIZERS:
         others = {*rop.words(optimizer)} - named - unsaid
         assert others <= {"nesterov", "bias_correction", "eps_in_sqrt", "lr_in_momentum"}
     assert all(

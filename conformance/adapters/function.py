@@ -3,8 +3,9 @@
     python function.py MODULE:FUNCTION KNOWN
 
 KNOWN is a JSON object: `documented` has the keyword of each hyperparameter and option by its name
-in vectors, `others` lists those that the documentation lacks, `options` those that are true or
-false; `arrays` and `numbers` are what a state may show. A function is given what it names, with
+in vectors, `others` lists those that the documentation lacks, `absent` has what a hyperparameter is
+that a case does not state, `options` lists those that are true or false; `arrays` and `numbers` are
+what a state may show. A function is given what it names, with
 **hyper all that is documented. Its state is None at first; a dict or a named tuple shows what it
 has under those names. A function whose attribute `rejects` is true is also given what it must
 refuse, with a ValueError or a TypeError.
@@ -45,7 +46,8 @@ class Function:
     def hyper(self, hyper, options):
         """The keyword arguments of a call."""
         given = {}
-        values = {name: int(x) if x.isdigit() else float(x) for name, x in hyper.items()}
+        values = dict(self.known["absent"])
+        values.update((name, int(x) if x.isdigit() else float(x)) for name, x in hyper.items())
         values.update((name, bool(options.get(name))) for name in self.known["options"])
         for name, keyword in self.keywords.items():
             if name in values:

@@ -98,7 +98,7 @@ def check(
     profile: Profile = None,
     optimizer: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="What py: or cmd: implements: nadam or rmsprop."),
+        typer.Option(metavar="NAME", help="What py: or cmd: implements: nadam, rmsprop or sgd."),
     ] = None,
     as_json: Json = False,
     junit: Junit = None,
@@ -176,7 +176,7 @@ def check(
 @app.command(cls=Command)
 def gen(
     optimizer: Annotated[
-        str, typer.Option(metavar="NAME", help="What is implemented: nadam or rmsprop.")
+        str, typer.Option(metavar="NAME", help="What is implemented: nadam, rmsprop or sgd.")
     ],
     select: Select = "*",
     takes: Annotated[
@@ -288,9 +288,9 @@ def _optimizer(name: str | None) -> str:
     """The name of an optimizer that the protocol can ask for."""
     from refopt.oracle import rop
 
-    if name is None or name not in rop.OBJECTS:
-        known = " or ".join(rop.OBJECTS)
-        msg = f"--optimizer must be {known}: what is implemented; got {name!r}"
+    if name is None or name not in rop.OPTIMIZERS:
+        known = ", ".join(rop.OPTIMIZERS)
+        msg = f"--optimizer must be one of {known}: what is implemented; got {name!r}"
         raise typer.BadParameter(msg)
     return name
 

@@ -33,7 +33,7 @@ class Asked:
                 found: Iterable[Recording] = live.cases(name)
             else:
                 last = name.rpartition(":")[2]
-                of = of or (last if name.startswith("py:") and last in rop.OBJECTS else None)
+                of = of or (last if name.startswith("py:") and last in rop.OPTIMIZERS else None)
                 optimizer, command = command_of(name, of, python)
                 if not command:
                     known = f"py:MODULE:FUNCTION, cmd:PROGRAM, {', '.join(live.IMPLEMENTATIONS)}"

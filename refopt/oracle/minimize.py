@@ -234,6 +234,7 @@ def of_function(smallest: Smallest, place: str, takes: set[str], profile: str) -
     i, dtype = first.parameter, smallest.case.dtypes[first.parameter]
     names = rop.keywords(suite.optimizer(case.id))
     hyper = dict(case.source["hyper"])
+    absent = spec.RULES[suite.optimizer(case.id)].PROFILES["documented"].hyper._asdict()
     lines = [
         f'"""{_claim(smallest, profile)}"""',
         "",
@@ -251,7 +252,7 @@ def of_function(smallest: Smallest, place: str, takes: set[str], profile: str) -
         hyper |= case.source.get("changes", {}).get(str(t), {})
         if (grad := case.gradients(t)[i]) is None:
             continue
-        given = _keywords(names, hyper, case.options, takes)
+        given = _keywords(names, absent, hyper, case.options, takes)
         lines.append(f"grad = {_array(grad, dtype, case.shapes[i])}")
         lines.append(f"param, state = {name}(param, grad, state{given})")
     value = "param" if first.quantity == "param" else f'state["{first.quantity}"]'
@@ -276,11 +277,15 @@ def _array(values: Any, dtype: str, shape: Any) -> str:
 
 
 def _keywords(
-    names: dict[str, str], hyper: dict[str, str], options: dict[str, Any], takes: set[str]
+    names: dict[str, str],
+    absent: dict[str, Any],
+    hyper: dict[str, str],
+    options: dict[str, Any],
+    takes: set[str],
 ) -> str:
     """The source text of the keyword arguments of a call."""
-    values: dict[str, Any] = {q: int(x) if x.isdigit() else float(x) for q, x in hyper.items()}
-    values |= {q: bool(options.get(q)) for q in names if q not in hyper and q in takes & OPTIONS}
+    values = absent | {q: int(x) if x.isdigit() else float(x) for q, x in hyper.items()}
+    values |= {q: bool(options.get(q)) for q in names if q not in values and q in takes & OPTIONS}
     given: dict[str, Any] = {}
     for q, keyword in names.items():
         if q in values and q in takes:

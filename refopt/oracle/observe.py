@@ -70,7 +70,7 @@ def vectors(optimizer: str, select: str = "*") -> list[Recording]:
 def cases(name: str, select: str = "*") -> list[Recording]:
     """What a framework is asked: the vectors; of THOR, whose network is its own, its recordings."""
     optimizer = live.IMPLEMENTATIONS[name].recordings.split("/")[0]
-    if optimizer in rop.OBJECTS:
+    if optimizer in rop.OPTIMIZERS:
         return vectors(optimizer, select)
     return list(suite.selected(live.cases(name), select))
 

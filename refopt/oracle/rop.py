@@ -26,8 +26,10 @@ from refopt.oracle.spec import RULES
 from refopt.oracle.suite import BROKEN, CRASHED, LACKS, REJECTED, SKIPPED, Item, Task
 from refopt.oracle.verdict import CONFORMS, VIOLATION
 
+OPTIMIZERS = [name for name, rule in RULES.items() if not hasattr(rule, "Layer")]
+"""What the protocol can ask for."""
 OBJECTS = {"nadam": NAdam, "rmsprop": RMSprop}
-"""The optimizers that the protocol can ask for, and what is documented of each."""
+"""Where what is documented is an object of this package."""
 
 MANY, LONGEST = 10_000, 2**16  # questions, and characters of an answer in a file, that are kept
 HELLO_SECONDS = 120.0  # until the program has started
@@ -165,7 +167,7 @@ def _states(case: Case) -> dict[int, dict[str, list[Any]]]:
     }
 
 
-_ARRAYS = {q for name in OBJECTS for q in RULES[name].State._fields}
+_ARRAYS = {q for name in OPTIMIZERS for q in RULES[name].State._fields}
 
 
 def _groups(case: Case) -> Iterator[tuple[list[int], list[Message]]]:
@@ -348,9 +350,11 @@ def _accepted(answer: Message, question: Message) -> Message:
 def keywords(optimizer: str) -> dict[str, str]:
     """The documented keyword of each hyperparameter and option: `betas[0]` for `beta1`."""
     described = spec.load(optimizer)["hyperparameters"]
-    documented = inspect.signature(OBJECTS[optimizer]).parameters
-    options = {o: o for o in RULES[optimizer].OPTIONS if o in documented}
-    return {name: x["keyword"] for name, x in described.items()} | options
+    options = RULES[optimizer].OPTIONS
+    if optimizer in OBJECTS:
+        documented = inspect.signature(OBJECTS[optimizer]).parameters
+        options = [option for option in options if option in documented]
+    return {name: x["keyword"] for name, x in described.items()} | {o: o for o in options}
 
 
 def function(place: str, optimizer: str, python: str) -> list[str]:
@@ -360,6 +364,7 @@ def function(place: str, optimizer: str, python: str) -> list[str]:
     known = {
         "documented": named,
         "others": [n for n in (*rule.Hyper._fields, *rule.OPTIONS) if n not in named],
+        "absent": rule.PROFILES["documented"].hyper._asdict(),
         "options": rule.OPTIONS,
         "arrays": [q for q in rule.OBSERVABLE if q in rule.State._fields],
         "numbers": counters,
@@ -420,8 +425,8 @@ class Answers:
                 self._found[seq] = answer
         first = self._found.get(0, {})
         optimizer = first.get("optimizer")
-        if not isinstance(optimizer, str) or optimizer not in OBJECTS:
-            wanted = f"an answer to hello (seq 0, optimizer one of {', '.join(OBJECTS)})"
+        if not isinstance(optimizer, str) or optimizer not in OPTIMIZERS:
+            wanted = f"an answer to hello (seq 0, optimizer one of {', '.join(OPTIMIZERS)})"
             msg = f"{wanted} is required, got {first!r:.200}"
             raise CaseError("; ".join([msg, *self._outside[:1]]))
         if first.get("suite") != suite.version():
