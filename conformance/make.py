@@ -149,6 +149,15 @@ IMPLEMENTATIONS = {
         "rmsprop/mlx-0.32.json",
         "cases_rmsprop_others:mlx",
     ),
+    "sgd:torch-2.13": Implementation(
+        "torch_sgd.py", "torch-2_13", "sgd/torch-2.13.json", "cases_sgd:torch"
+    ),
+    "sgd:keras-3": Implementation(
+        "keras3_sgd.py", "keras-3_15", "sgd/keras-3.json", "cases_sgd:keras3"
+    ),
+    "sgd:optax-0.2": Implementation(
+        "optax_sgd.py", "optax-0_2", "sgd/optax-0.2.json", "cases_sgd:optax"
+    ),
     "thor:mindspore-2.10": Implementation(
         "mindspore_thor.py",
         "mindspore-2_10-numpy-1",

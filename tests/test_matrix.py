@@ -276,7 +276,7 @@ def test_the_copy_that_is_kept_is_whole_and_says_with_what_and_when_it_was_made(
     assert kept["made"] in (ROOT / "docs" / "matrix.md").read_text(encoding="utf-8")
     rows = {o["name"]: {row["name"]: row for row in o["rows"]} for o in kept["optimizers"]}
     recorded = {o: {r for x in golden.recordings(o) for r in x.runs} for o in rows}
-    assert {*rows} == {"nadam", "rmsprop", "thor"}
+    assert {*rows} == {path.name for path in (golden.root() / "golden").iterdir()}
     for optimizer, names in recorded.items():
         assert names <= rows[optimizer].keys()
     versions = {row["made_by"] for o in rows.values() for row in o.values()}

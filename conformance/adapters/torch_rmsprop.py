@@ -34,7 +34,7 @@ def clip(params, hyper, foreach):
         torch.nn.utils.clip_grad_norm_(params, limit, foreach=foreach)
 
 
-def run(case, mode):
+def run(case, mode, made=torch.optim.RMSprop):
     """One run of one case: {"dtypes", "steps"}, or {"error"} if torch refused."""
     params = [from_bits(p["bits"], getattr(torch, p["dtype"]), p["shape"]) for p in case["params"]]
     if "differentiable" not in mode:
@@ -50,7 +50,7 @@ def run(case, mode):
             for group in case.get("groups", [{"params": range(len(params)), "hyper": {}}])
         ]
         options = {name: bool(value) for name, value in case["options"].items()}
-        optimizer = torch.optim.RMSprop(groups, **dict(settings(case["hyper"]), **options), **mode)
+        optimizer = made(groups, **dict(settings(case["hyper"]), **options), **mode)
         steps, dtypes = {}, {}
         for t in range(1, case["steps"] + 1):
             for group in optimizer.param_groups:
@@ -73,7 +73,8 @@ def observe(params, optimizer, dtypes):
     for name, key in STATE.items():
         if any(key in state for state in states):
             seen[name] = [to_bits(state[key]) if key in state else None for state in states]
-    dtypes["t"] = "float32"
+    if "t" in seen:
+        dtypes["t"] = "float32"
     return seen
 
 

@@ -71,6 +71,9 @@ IMPLEMENTATIONS = {
         "chainer", "chainer_rmsprop", "rmsprop/chainer-7", "chainer-7_8"
     ),
     "mlx:RMSprop": Implementation("mlx", "mlx_rmsprop", "rmsprop/mlx-0.32", "mlx-0_32"),
+    "torch:SGD": Implementation("torch", "torch_sgd", "sgd/torch-2.13", "torch-2_13"),
+    "keras:SGD": Implementation("keras jax", "keras3_sgd", "sgd/keras-3", "keras-3_15"),
+    "optax:sgd": Implementation("optax jax", "optax_sgd", "sgd/optax-0.2", "optax-0_2"),
     "mindspore:thor": Implementation(
         "mindspore", "mindspore_thor", "thor/mindspore-2.10", "mindspore-2_10-numpy-1"
     ),
