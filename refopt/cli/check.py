@@ -119,8 +119,8 @@ def check(
         str,
         typer.Option(
             metavar="HOW",
-            help="How refopt itself runs the rules: plain, or fused, and then by the profile of "
-            "each recording too.",
+            help="How refopt itself runs the rules: plain, or fused, or compiled by jax or torch, "
+            "and then by the profile of each recording too.",
         ),
     ] = "plain",
     build: Build = False,
@@ -128,6 +128,7 @@ def check(
     """Judge whether every value that an implementation gave can be explained by the rule."""
     with exits():
         from refopt.oracle import live, rop, suite
+        from refopt.oracle.own import EXECUTIONS
 
         started = time.perf_counter()
         if not 0 < timeout <= threading.TIMEOUT_MAX:
@@ -135,11 +136,10 @@ def check(
             msg = f"--timeout must be a number of seconds above 0, at most {most}; got {timeout}"
             raise typer.BadParameter(msg)
         own = implementation is None and profile is None
-        if execution not in ("plain", "fused") or (execution == "fused" and not own):
-            wanted = (
-                "plain or fused" if own else "plain where an implementation or profile is named"
-            )
-            msg = f"--execution must be {wanted}, got {execution!r}"
+        if execution not in ("plain", *(EXECUTIONS if own else ())):
+            known = ", ".join(("plain", *EXECUTIONS))
+            wanted = f"one of {known}" if own else "plain where an implementation or profile is named"
+            msg = f"--execution must be {wanted}; got {execution!r}"
             raise typer.BadParameter(msg)
         of, command = command_of(implementation, optimizer, python)
         with reading(implementation is not None):
@@ -162,7 +162,7 @@ def check(
                         cases,
                         profile,
                         numpy=own,
-                        as_recorded=execution == "fused",
+                        as_recorded=execution != "plain",
                         execution=execution,
                         every=reports,
                         beside="documented" if own else "",

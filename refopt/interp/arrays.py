@@ -543,8 +543,8 @@ def compiles(like: Any) -> bool:
     return is_jax_array(like) or is_torch_array(like)
 
 
-def compiled(function: Any, like: Any) -> Callable[..., Any]:
-    """`function` of arrays under the compiler of their library."""
+def compiled(function: Any, like: Any, **options: Any) -> Callable[..., Any]:
+    """`function` of arrays under the compiler of their library; `options` of `torch.compile`."""
     if is_jax_array(like):
         import jax
 
@@ -555,7 +555,7 @@ def compiled(function: Any, like: Any) -> Callable[..., Any]:
     own = FunctionType(
         function.__code__.replace(), function.__globals__, closure=function.__closure__
     )
-    whole = torch.compile(own, fullgraph=True)
+    whole = torch.compile(own, fullgraph=True, **options)
 
     def quiet(*args: Any) -> Any:
         with warnings.catch_warnings():

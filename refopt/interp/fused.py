@@ -923,10 +923,27 @@ def leaves(node: trace.Node) -> Iterator[trace.Node]:
         yield from leaves(x)
 
 
-def fused(rule: Any, half: str) -> Any:
-    """A rule for `arrays.run` on NumPy, whose element-wise steps run as programs, on copies.
+def on_copies(program: Program, arrays: Mapping[str, Any], scalars: Any) -> dict[str, Any]:
+    """What a program writes, as new arrays of NumPy."""
+    own = {name: arrays[name].copy(order="K") for name in names(program) if name != "grad"}
+    one = Pass([(program, own)])
+    one.takes([arrays["grad"]])
+    one.ready()
+    one.run([arrays["grad"]], [scalars])
+    return {name: own[name] for name, _ in program.outputs}
 
-    `half`: as the profile says. A step with rows, or with scalars on a device, runs as it is.
+
+def fused(
+    rule: Any,
+    half: str,
+    takes: Callable[[Any], bool] = lambda x: type(x) is np.ndarray,
+    run: Callable[[Program, Mapping[str, Any], Any], dict[str, Any]] = on_copies,
+) -> Any:
+    """A rule for `arrays.run`, whose element-wise steps run as programs.
+
+    `half`: as the profile says. `takes`: whether `run` takes an array; `run`: what a program makes
+    of arrays, by name, and its scalars. A step with rows, or with scalars on a device, runs as it
+    is.
     """
 
     def step(
@@ -936,19 +953,14 @@ def fused(rule: Any, half: str) -> Any:
             state = rule.started(param, state, c, xp=xp)
         there = {"param": param, "grad": grad, **state._asdict()}
         arrays = {f: plain(x) for f, x in there.items() if x is not None}
-        if any(type(x) is not np.ndarray for x in arrays.values()):
+        if not all(map(takes, arrays.values())):
             return rule.step(param, grad, state, s, h, c, xp=xp)
         dtype = param.dtype if isinstance(param, Rounded) else dtype_name(param)
         fields = [f for f in state._fields if f in arrays]
         made = program(rule, Profile("", c, h, half), h, dtype, fields)
-        own = {f: arrays[f].copy(order="K") for f in names(made) if f != "grad"}
-        one = Pass([(made, own)])
-        one.takes([arrays["grad"]])
-        one.ready()
-        one.run([arrays["grad"]], [numbers(made)(s, h)])
         results = {
-            f: replace(there[f], array=own[f]) if isinstance(there[f], Rounded) else own[f]
-            for f, _ in made.outputs
+            f: replace(there[f], array=x) if isinstance(there[f], Rounded) else x
+            for f, x in run(made, arrays, numbers(made)(s, h)).items()
         }
         nothing = rule.Quantities._make([None] * len(rule.Quantities._fields))
         return nothing._replace(param=results.pop("param")), state._replace(**results)

@@ -7,13 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from refopt.interp import arrays, fused
+from refopt.interp import arrays, fused, jit
 from refopt.interp.formats import COMPLEX
 from refopt.interp.rounded import Rounded, bfloat16, carried, plain
 from refopt.oracle import layered
 from refopt.oracle.golden import Case, Run, Schedule, Sparse, Values
 from refopt.oracle.spec import RULES
 from refopt.typing import Profile
+
+EXECUTIONS = ("fused", *jit.LIBRARIES)
+"""How refopt can run a case besides plainly: as one loop, or compiled by a library."""
 
 
 def numpy_run(
@@ -24,13 +27,15 @@ def numpy_run(
 ) -> Run:
     """Run a case by the rule of a profile; `changed`: choices put in place of what it asks for.
 
-    `execution`: "plain", or "fused", which makes programs of the steps of element-wise rules.
+    `execution`: "plain", or of EXECUTIONS, which make programs of the steps of element-wise rules.
     """
     rule: Any = RULES[case.id.partition(".")[0]]
     if case.layers:
         return layered.numpy_run(rule, case, profile, changed)
     if execution == "fused":
         rule = fused.fused(rule, profile.half)
+    elif execution != "plain":
+        rule = jit.through(execution, rule, profile.half)
     # NumPy has no bfloat16 of its own: such arrays are float32, rounded here.
     half = set(case.dtypes) == {"bfloat16"}
     step: Any = _bfloat16_step if half else arrays.run

@@ -91,7 +91,7 @@ class Item(NamedTuple):
     name: str  # of the run: the release and its path, "torch-2.13-foreach"
     profile: str  # judged against
     run: Run | None = None  # None: refopt's own, on NumPy, under the profile
-    execution: str = "plain"  # of refopt's own runs, or "fused"
+    execution: str = "plain"  # of refopt's own runs; see `own.numpy_run`
     axes: bool = True  # ask for alternatives until each is excluded by some run; else for one
     every: bool = False  # ask for every alternative of this run
     together: bool = False  # what explains one run of an implementation is tried on its next
@@ -283,7 +283,9 @@ def _verdict(case: Case, item: Item, result: Result) -> Result:
     if run.error:
         refused = result.item._replace(detail="{type}: {message}".format(**run.error))
         return result._replace(item=refused, status=REJECTED)
-    judge = judging(rule(case))(rule(case), case, run, profile)
+    # XLA has no subnormal numbers on a CPU; steps of layers are never compiled
+    more = {"flush": True} if item.execution == "jax" and not case.layers else {}
+    judge = judging(rule(case))(rule(case), case, run, profile, **more)
     vector = "kills" in case.source and item.run is not None
     known = _Any() if not item.axes else _excluded.setdefault((item.name, profile.name), set())
     verdict = judge.verdict(skip=set() if vector or item.every else known)
