@@ -138,7 +138,9 @@ def check(
         own = implementation is None and profile is None
         if execution not in ("plain", *(EXECUTIONS if own else ())):
             known = ", ".join(("plain", *EXECUTIONS))
-            wanted = f"one of {known}" if own else "plain where an implementation or profile is named"
+            wanted = (
+                f"one of {known}" if own else "plain where an implementation or profile is named"
+            )
             msg = f"--execution must be {wanted}; got {execution!r}"
             raise typer.BadParameter(msg)
         of, command = command_of(implementation, optimizer, python)
