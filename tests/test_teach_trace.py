@@ -6,7 +6,10 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from fractions import Fraction
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +23,8 @@ from refopt.problems import PROBLEMS
 from refopt.teach import trace as tables
 from refopt.teach.runs import setting, taken
 from refopt.teach.trace import trace
+
+ROOT = Path(__file__).parent.parent
 
 
 def ran(*arguments: str, code: int = 0) -> str:
@@ -129,6 +134,86 @@ def test_a_framework_is_put_beside_the_rule(name: str) -> None:
     )
 
 
+FUNCTION = """
+import numpy as np
+
+
+def nadam(param, grad, state, *, lr, betas, eps, momentum_decay):
+    m, v, t, product = state or (0 * param, 0 * param, 0, 1.0)
+    t += 1
+    mu, mu_next = (betas[0] * (1 - 0.5 * 0.96 ** (s * momentum_decay)) for s in (t, t + 1))
+    product *= mu
+    m = betas[0] * m + (1 - betas[0]) * grad
+    v = betas[1] * v + (1 - betas[1]) * grad**2
+    m_hat = mu_next / (1 - product * mu_next) * m + (1 - mu) / (1 - product) * grad
+    return param - lr * m_hat / (np.sqrt(v / (1 - betas[1] ** t)) + eps), (m, v, t, product)
+
+
+def named(param, grad, state, *, lr, betas, eps, momentum_decay):
+    state = state and tuple(state.values())
+    param, (m, v, t, product) = nadam(
+        param, grad, state, lr=lr, betas=betas, eps=eps, momentum_decay=momentum_decay
+    )
+    return param, {"m": m, "v": v, "t": t, "product": product}
+
+
+def stored(param, grad, state, *, lr, betas, eps, momentum_decay):
+    param, state = named(
+        param, grad, state, lr=lr, betas=betas, eps=eps, momentum_decay=momentum_decay
+    )
+    return param, state | {"m": state["m"] / (1 - betas[0] ** state["t"])}
+
+
+def broken(param, grad, state, **hyper):
+    raise ZeroDivisionError(f"lr is {hyper['lr']}")
+"""
+
+
+@pytest.fixture
+def function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    (tmp_path / "of_a_student.py").write_text(FUNCTION, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return lambda name: f"py:of_a_student:{name}"
+
+
+def test_a_function_is_put_beside_the_rule_and_marked_in_what_it_shows(function: Any) -> None:
+    for name, shown, first in (
+        ("nadam", {"param"}, None),
+        ("named", {"param", "m", "v", "t", "product"}, None),
+        ("stored", {"param", "m", "v", "t", "product"}, (1, "m")),
+    ):
+        given = ("nadam", "--problem", "beale", "--steps", "3", "--against", function(name))
+        read = json.loads(ran(*given, "--format", "json"))
+        assert {x["quantity"] for x in read["rows"] if x["series"] == function(name)} == shown
+        beyond = [x for x in read["differences"] if x["beyond_rounding"]]
+        assert [(x["step"], x["quantity"]) for x in beyond] == ([first] if first else [])
+    marked = [line.split() for line in ran(*given).splitlines() if "*" in line]
+    assert [line[:1] for line in marked] == [[function("stored")]]
+
+
+def test_a_program_keeps_its_own_state(tmp_path: Path) -> None:
+    text = (ROOT / "examples" / "rop" / "template.py").read_text(encoding="utf-8")
+    asked = "    q, answer = json.loads(line), {}\n"
+    assert text.count(asked) == text.count('"several"') == 1
+    program = tmp_path / "program.py"
+    program.write_text(
+        text.replace('"several"', '"several", "set_state"').replace(
+            asked, asked + '    assert q["op"] != "set_state"\n'
+        )
+    )
+    name = f"cmd:{sys.executable} {program}"
+    read = json.loads(ran("rmsprop", "--against", name, "--format", "json"))
+    shown = [(x["step"], x["quantity"]) for x in read["rows"] if x["series"] == name]
+    assert shown == [(t, "param") for t in range(1, 6)]
+    assert not any(x["beyond_rounding"] for x in read["differences"])
+
+
+def test_a_program_that_breaks_says_why(function: Any) -> None:
+    said = ran("nadam", "--against", function("broken"), code=3)
+    assert "ZeroDivisionError: lr is 0.002" in said
+    assert "exited with 1" in ran("nadam", "--against", f"cmd:{sys.executable} -m nothing", code=3)
+
+
 # -- the true value -------------------------------------------------------------------------------
 def test_the_true_value_is_that_of_exact_fractions() -> None:
     given = {"rho": 0.75, "lr": 0.1}
@@ -210,6 +295,8 @@ def test_the_first_difference_is_marked() -> None:
         (["nadam", "--problem", "x"], "PROBLEM must be one of quadratic, rosenbrock"),
         (["nadam", "--profile", "x"], "PROFILE must be one of documented, torch-2.13"),
         (["nadam", "--against", "x"], "--against must be one of documented, torch-2.13"),
+        (["nadam", "--against", "py:x"], "must be py:MODULE:FUNCTION, got 'py:x'"),
+        (["nadam", "--against", "cmd:no-such-program"], "a program that can be started, got"),
         (["nadam", "--set", "rho=1"], "option must be one of lr, beta1"),
         (["nadam", "--set", "lr"], "--set must be NAME=NUMBER, got 'lr'"),
         (["nadam", "--dtype", "int8"], "--dtype must be float16, float32 or float64"),

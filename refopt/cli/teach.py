@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from refopt.cli.base import Command, app, exits, reading
+from refopt.cli.check import command_of
 
 Optimizer = Annotated[
     str, typer.Argument(metavar="OPTIMIZER", help="By name, as nadam.", show_default=False)
@@ -67,8 +68,9 @@ def trace(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Put another profile, or a framework as torch:NAdam, beside it on the same "
-            "gradients, and mark the first difference.",
+            help="Put another profile, a framework as torch:NAdam, py:MODULE:FUNCTION or "
+            "'cmd:PROGRAM ARGUMENT…' (see refopt check) beside it on the same gradients, and mark "
+            "the first difference.",
         ),
     ] = None,
     precision: Annotated[
@@ -93,7 +95,7 @@ def trace(
         str,
         typer.Option(
             metavar="PATH",
-            help="Run a framework in this interpreter.",
+            help="Run a framework, or the function of py:, in this interpreter.",
             show_default="the one that runs refopt",
         ),
     ] = sys.executable,
@@ -102,6 +104,7 @@ def trace(
     with exits():
         from refopt.teach import trace as tables
 
+        program = (against or "").startswith(("py:", "cmd:"))
         try:
             table = tables.trace(
                 optimizer,
@@ -115,6 +118,7 @@ def trace(
                 parameter=parameter,
                 element=int(element) if element.isdigit() else element,
                 python=python,
+                command=command_of(against, optimizer, python)[1] if program else (),
             )
         except IndexError as error:
             raise typer.BadParameter(str(error)) from None

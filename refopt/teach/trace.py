@@ -7,7 +7,9 @@ import io
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,9 +18,12 @@ from refopt.errors import AdapterError
 from refopt.interp.formats import FORMATS, to_bits, ulp
 from refopt.oracle import golden
 from refopt.oracle.golden import Case, Run
+from refopt.oracle.suite import Item
 from refopt.problems import Pass
 from refopt.teach.runs import OnBalls, Setting, exact, known, problem_of, setting, taken
 
+PROGRAMS = ("py:MODULE:FUNCTION", "'cmd:PROGRAM ARGUMENT…'")
+SECONDS = 60.0  # for each answer of an implementation
 NORM = "norm"
 """In place of an element: the Euclidean norm of the array."""
 
@@ -64,6 +69,7 @@ def trace(
     parameter: int = 0,
     element: int | str = 0,
     python: str = sys.executable,
+    command: Sequence[str] = (),
 ) -> Trace:
     """The numbers of an optimizer on a problem.
 
@@ -72,13 +78,14 @@ def trace(
     optimizer, profile, problem: by name.
     steps: how many.
     given: hyperparameters and options by name; else the profile's.
-    against: another profile, or an implementation of `refopt check`; it is given the gradients
-        that the first one saw, so that what differs comes from the rule alone.
+    against: another profile, a framework of `refopt check`, or the name of a program; it is given
+        the gradients that the first one saw, so that what differs comes from the rule alone.
     bits: of the balls that give the true value for these gradients; None: no true value.
     dtype: of the parameters.
     parameter: by number.
     element: by its number in C order, or "norm".
-    python: the interpreter that has the framework of an implementation.
+    python: the interpreter that has the framework.
+    command: what starts the program (docs/protocol.md).
 
     Returns
     -------
@@ -90,6 +97,8 @@ def trace(
         Something has no such name.
     IndexError
         There is no such parameter or element.
+    AdapterError
+        The framework or the program did not take the steps.
     """
     of = problem_of(problem)
     s = setting(optimizer, profile, given, of)
@@ -105,7 +114,7 @@ def trace(
         table.series.update(_true(s, of, seen, dtype, parameter, pick, bits, mine))
     if against is not None:
         case = case_of(s, problem, seen, dtype)
-        other, run = _other(s, against, case, pick, python)
+        other, run = _other(s, against, case, pick, python, command)
         name = against if against != profile else f"{against} again"
         table.series[name] = other
         table = table._replace(differences=tuple(_differences(s, case, run, table, other)))
@@ -236,14 +245,14 @@ def _layers(
 
 
 def _other(
-    s: Setting, against: str, case: Case, pick: _Pick, python: str
+    s: Setting, against: str, case: Case, pick: _Pick, python: str, command: Sequence[str]
 ) -> tuple[dict[tuple[int, str], Any], Run]:
     """The numbers of another profile or of an implementation, for the same gradients."""
     from refopt.oracle.own import numpy_run
 
     profiles = s.rule.PROFILES
-    if against not in profiles:
-        run = _ran(s, against, case, python)
+    if command or against not in profiles:
+        run = _ran(s, against, case, python, command)
         return _shown(run, pick), run
     problem = problem_of(case.id.rpartition(".")[2])
     other = setting(s.optimizer, against, {**s.hyper._asdict(), **s.options}, problem)
@@ -272,22 +281,40 @@ def _pass(case: Case, t: int) -> Pass:
     )
 
 
-def _ran(s: Setting, name: str, case: Case, python: str) -> Run:
+def _ran(s: Setting, name: str, case: Case, python: str, command: Sequence[str]) -> Run:
     """What an implementation does with a case here and now; its first run."""
-    from refopt.oracle import live
-
-    ours = {k: x for k, x in live.IMPLEMENTATIONS.items() if x.recordings.startswith(s.optimizer)}
-    known("--against", {**s.rule.PROFILES, **ours}, name)
-    recordings = {r.case.id: r for r in live.cases(name)}
-    path = next(iter(next(iter(recordings.values())).runs))
-    asked = golden.parse({**case.source, "profiles": [path]})
-    found = golden.Recording(asked, {path: Run(path, {}, {})}, {})
-    (task,) = live.tasks(name, [found], None, python=python, seconds=60.0)
-    (item,) = task.items
+    (item,) = _asked(s, case, command) if command else _live(s, name, case, python)
     if item.run is None or item.run.error:
         msg = f"{name}: {item.status}: {item.detail}"
         raise AdapterError(msg)
     return item.run
+
+
+def _live(s: Setting, name: str, case: Case, python: str) -> tuple[Item, ...]:
+    """What a framework does, by the first of its paths."""
+    from refopt.oracle import live
+
+    ours = {k: x for k, x in live.IMPLEMENTATIONS.items() if x.recordings.startswith(s.optimizer)}
+    known("--against", {**s.rule.PROFILES, **ours, **dict.fromkeys(PROGRAMS)}, name)
+    path = next(iter(next(live.cases(name)).runs))
+    asked = golden.parse({**case.source, "profiles": [path]})
+    blank = golden.Recording(asked, {path: Run(path, {}, {})}, {})
+    (task,) = live.tasks(name, [blank], None, python=python, seconds=SECONDS)
+    return task.items
+
+
+def _asked(s: Setting, case: Case, command: Sequence[str]) -> tuple[Item, ...]:
+    """What a program does, from its own state at each step."""
+    from refopt.oracle import live, rop
+    from refopt.oracle.process import Failure
+
+    ((blank, parts),) = rop.questions([golden.Recording(case, {}, {})])
+    try:
+        with closing(rop.Program([*command], s.optimizer, SECONDS)) as program:
+            ask = partial(program.ask, seconds=SECONDS)
+            return rop.items(program.spoken, blank, parts, ask, None)
+    except Failure as failure:
+        return (live.unjudged(command[0], None, failure.status, failure.detail),)
 
 
 def _shown(run: Run, pick: _Pick) -> dict[tuple[int, str], Any]:
