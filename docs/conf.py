@@ -50,6 +50,7 @@ html_theme = "furo"
 html_title = "refopt"
 html_static_path = ["static"]
 html_css_files = ["refopt.css"]
+html_extra_path = ["matrix.html"]  # beside index.html: docs/matrix.html is the page of matrix.md
 html_show_sphinx = False
 html_copy_source = False
 html_additional_pages = {"index": "home.html"}
@@ -95,6 +96,14 @@ def with_help(app: Sphinx, page: str, source: list[str]) -> None:
         for name in get_command(cli.app).commands:
             said = CliRunner().invoke(cli.app, [name, "--help"], env={"COLUMNS": "80"}).output
             source[0] += f"\n## refopt {name}\n\n```text\n{said.strip()}\n```\n"
+
+
+def with_matrix(app: Sphinx, page: str, source: list[str]) -> None:
+    """A link to the file of the matrix leads to it, instead of a copy to download."""
+    if page == "docs/matrix":
+        source[0] = source[0].replace(
+            "[matrix.html](matrix.html)", '<a href="../matrix.html">matrix.html</a>'
+        )
 
 
 MARIMO = [sys.executable, "-m", "marimo", "export", "html", "--no-include-code"]
@@ -155,5 +164,6 @@ def setup(app: Sphinx) -> None:
     app.connect("builder-inited", export)
     app.connect("source-read", with_rule)
     app.connect("source-read", with_help)
+    app.connect("source-read", with_matrix)
     app.connect("build-finished", exported)
     app.add_html_math_renderer("mathml", (inline, None), (block, None))

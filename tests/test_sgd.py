@@ -4,6 +4,9 @@ It came with rules/sgd.py, spec/sgd.toml, spec/sgd.md and this file, and no line
 """
 
 import random
+import shutil
+import subprocess
+import sys
 from fractions import Fraction
 from pathlib import Path
 
@@ -150,6 +153,40 @@ def test_a_parameter_without_a_gradient_keeps_value_buffer_and_count() -> None:
     assert (states[0].buffer == np.array(CASE.grads[1][0])).all()
     assert (states[1].buffer == np.array(CASE.grads[0][0])).all()
     assert [clock.t for clock in clocks] == [1, 1]
+
+
+NEW = """
+from typer.testing import CliRunner
+from refopt.cli import app
+from refopt.oracle import vectors
+
+document, target = vectors.make("ball"), vectors.path("ball")
+target.parent.mkdir()
+target.write_text(vectors.text(document), encoding="utf-8")
+for line in ("explain ball", "trace ball --against keras-3 --steps 2 --set momentum=0.5",
+             "check --select ball.* --jobs 1", "mutants ball --pairs 0 --jobs 1"):
+    done = CliRunner().invoke(app, line.split())
+    print(done.exit_code, done.output)
+"""
+
+
+def test_its_files_under_another_name_are_another_optimizer(tmp_path: Path) -> None:
+    """What the page "add an optimizer" promises: no file of refopt is edited for a new one."""
+    unread = shutil.ignore_patterns("golden", "__pycache__", "*.html")
+    for folder in ("refopt", "spec", "conformance"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=unread)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    for name in ("refopt/rules/sgd.py", "spec/sgd.toml", "spec/sgd.md"):
+        text = (
+            (ROOT / name).read_text(encoding="utf-8").replace("sgd", "ball").replace("SGD", "HVY")
+        )
+        (tmp_path / name.replace("sgd", "ball")).write_text(text, encoding="utf-8")
+    command = [sys.executable, "-c", NEW]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    codes = [line[:2] for line in done.stdout.splitlines() if line[:2] in ("0 ", "1 ", "2 ", "3 ")]
+    assert codes == ["0 "] * 4, done.stdout
+    assert "first difference that no rounding explains: step 1, buffer" in done.stdout
+    assert "one change, float64: 12 named" in done.stdout
 
 
 def test_no_generic_code_knows_it() -> None:

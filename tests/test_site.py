@@ -126,6 +126,15 @@ def test_every_link_within_the_site_leads_somewhere(site):
 
 
 @pytest.mark.slow
+def test_the_whole_matrix_is_a_page_and_no_download(site):
+    links = Seen((site / "docs" / "matrix.html").read_text(encoding="utf-8")).links
+    assert "../matrix.html" in links
+    assert not [link for link in links if "_downloads" in link]
+    kept = ROOT / "docs" / "matrix.html"
+    assert (site / "matrix.html").read_bytes() == kept.read_bytes()
+
+
+@pytest.mark.slow
 def test_mathematics_is_mathml_and_no_latex_is_left(site):
     for page in ("spec/nadam.html", "spec/rmsprop.html", "spec/thor.html"):
         text = (site / page).read_text(encoding="utf-8")
