@@ -7,6 +7,7 @@ ratio within a round.
 from __future__ import annotations
 
 import atexit
+import functools
 import importlib.metadata
 import importlib.util
 import json
@@ -16,6 +17,7 @@ import statistics
 import subprocess
 import time
 import tracemalloc
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,9 +27,12 @@ import numpy as np
 import refopt
 from refopt.errors import RefoptError
 from refopt.interp import fused
+from refopt.interp.arrays import init, namespace_of
+from refopt.rules import nadam, rmsprop, thor
 
 Shapes = Sequence[tuple[int, ...]]
 Step = Callable[[], Any]
+Parts = Sequence[tuple[int, Step]]  # a step of parts, of which some are alike: (how many, one)
 SEED = 0
 
 
@@ -59,11 +64,19 @@ def bert_base() -> list[tuple[int, ...]]:
     return [(30522, 768), (512, 768), (2, 768), *norm, *(12 * layer), *linear(768, 768)]
 
 
+def factors() -> list[int]:
+    """The sizes of the second moments A and G of ResNet-50's 53 convolutions and dense layer."""
+    sizes = ((int(np.prod(into)), out) for out, *into in resnet50() if into)
+    return [n for pair in sizes for n in pair]
+
+
 LISTS: dict[str, Callable[[], list[tuple[int, ...]]]] = {
     "resnet50": resnet50,
     "bert-base": bert_base,
     "1000x1000": lambda: [(1000,)] * 1000,
 }
+FACTORS = {"resnet50": thor.whole, "resnet50-128": thor.split}
+"""The factors that THOR inverts: whole, or by blocks of 128."""
 SIZES = ("1e3", "1e4", "1e5", "1e6", "1e7", "5e7")
 
 
@@ -73,10 +86,16 @@ def shapes_of(name: str) -> list[tuple[int, ...]]:
 
 
 def arrays(shapes: Shapes) -> tuple[list[Any], list[Any]]:
-    """Parameters and gradients, float32."""
+    """Parameters, and gradients that all contestants share; float32."""
     rng = np.random.default_rng(SEED)
-    made = [[rng.standard_normal(s, dtype=np.float32) for s in shapes] for _ in range(2)]
-    return made[0], made[1]
+    params = [rng.standard_normal(s, dtype=np.float32) for s in shapes]
+    return params, _gradients(tuple(shapes))
+
+
+@functools.lru_cache(maxsize=1)
+def _gradients(shapes: Shapes) -> list[Any]:
+    rng = np.random.default_rng(SEED + 1)
+    return [rng.standard_normal(s, dtype=np.float32) for s in shapes]
 
 
 # -- contestants: shapes -> a function that takes one step ----------------------------------------
@@ -103,6 +122,40 @@ def floor(optimizer: str, shapes: Shapes) -> Step:
             v[i] -= x
 
     return (lambda: four(p, g, m, v)) if optimizer == "nadam" else (lambda: three(p, g, v))
+
+
+L1 = 4096
+"""Elements that stay in the first-level cache."""
+
+
+def arithmetic(optimizer: str, shapes: Shapes) -> Step:
+    """The divisions and roots of a step, as many as its program has, on elements at hand."""
+    rule = {"nadam": nadam, "rmsprop": rmsprop}[optimizer]
+    documented = rule.PROFILES["documented"]
+    choices = rule.configured(documented.choices, documented.hyper, {})
+    profile = documented._replace(choices=choices)
+    state, _ = init(rule, profile, np.empty(0, np.float32))
+    kept = [field for field, x in state._asdict().items() if x is not None]
+    made = fused.program(rule, profile, profile.hyper, "float32", kept)
+    slow = [x.op for x in made.instructions if x.op in ("div", "sqrt")]
+    values = ["x", *(f"t{k}" for k in range(len(slow)))]
+    inputs = [(x, "c0") if op == "div" else (x,) for op, x in zip(slow, values, strict=False)]
+    alone = fused.Program(
+        "float32",
+        ("x",),
+        ("1.5",),
+        tuple(map(fused.Instruction, slow, inputs, values[1:])),
+        (("x", values[-1]),),
+    )
+    n = int(sum(np.prod(s) for s in shapes))
+    x = np.ones(min(n, L1), np.float32)
+    table = np.array([[fused.extent(x)[0], x.size, 0]] * -(-n // L1), np.int64)
+    kernel, numbers = fused._kernel(alone, False), np.full((1, 1), 1.5, np.float32)
+
+    def step(x: Any = x) -> None:  # of which the table has the address
+        kernel(table, numbers)
+
+    return step
 
 
 def _assigned(params: Sequence[Any], grads: Sequence[Any], step: Step) -> Step:
@@ -268,8 +321,51 @@ def tensorflow_eager(optimizer: str, shapes: Shapes, python: str) -> Step:
     return step
 
 
+# -- THOR: a size of a factor -> what renews its inverse ------------------------------------------
+def _factor(n: int) -> Any:
+    """A damped second moment, float32."""
+    x = np.random.default_rng(n).standard_normal((n, 64), dtype=np.float32)
+    return x @ x.T / 64 + np.eye(n, dtype=np.float32)
+
+
+def _blocks(optimizer: str, n: int) -> Any:
+    """The factor as the inverse sees it: (blocks, size, size)."""
+    size = FACTORS[optimizer](n, thor.Hyper())
+    a = _factor(n)
+    return a[None] if size == n else namespace_of(a).diagonal_blocks(a, size)
+
+
+def refresh(tensors: str, n: int) -> Step:
+    """refopt's THOR: blocks are cut and inverted."""
+    a, hyper = _factor(n), thor.Hyper()
+    choices = thor.PROFILES["documented"].choices._replace(block=FACTORS[tensors])
+    return lambda: thor.inverse_of(a, n, hyper, choices, namespace_of(a))
+
+
+def numpy_inv(tensors: str, n: int) -> Step:
+    """numpy.linalg.inv of blocks."""
+    a = _blocks(tensors, n)
+    return lambda: np.linalg.inv(a)
+
+
+def torch_inv(tensors: str, n: int) -> Step:
+    """torch.linalg.inv of blocks."""
+    import torch
+
+    a = torch.from_numpy(_blocks(tensors, n))
+    return lambda: torch.linalg.inv(a)
+
+
+REFRESHES: dict[str, tuple[Callable[[str, int], Step], str]] = {
+    "refopt": (refresh, ""),
+    "torch inv": (torch_inv, "torch"),
+    "numpy inv": (numpy_inv, ""),
+}
+"""By name: what renews an inverse, and the package that it needs."""
+
 CONTESTANTS: dict[str, tuple[Callable[[str, Shapes], Step], str]] = {
     "floor": (floor, "numba"),
+    "arithmetic": (arithmetic, "numba"),
     "refopt numba": (compiled, "numba"),
     "refopt tape": (tape, ""),
     "refopt plain": (plain, ""),
@@ -305,6 +401,16 @@ def contestants(
     return found
 
 
+def refreshes(tensors: str, wanted: Sequence[str] = ()) -> dict[str, Parts]:
+    """Those whose package is installed; of sizes that occur several times one is timed."""
+    counts = Counter(factors())
+    return {
+        name: [(k, make(tensors, n)) for n, k in counts.items()]
+        for name, (make, package) in REFRESHES.items()
+        if (not wanted or name in wanted) and (not package or importlib.util.find_spec(package))
+    }
+
+
 # -- measuring ------------------------------------------------------------------------------------
 class Timing(NamedTuple):
     """One contestant on one list of tensors."""
@@ -325,26 +431,39 @@ def quartiles(x: Sequence[float]) -> tuple[float, float, float]:
     return a, b, c
 
 
-def compared(steps: Mapping[str, Step], reference: str, rounds: int) -> Iterator[Any]:
+def compared(steps: Mapping[str, Step | Parts], reference: str, rounds: int) -> Iterator[Any]:
     """(contestant, seconds, ratios to the reference), each by its quartiles."""
-    repeats = {}
-    for name, step in steps.items():
-        step()  # states are made, loops compiled
-        step()
-        begun = time.perf_counter()
-        step()
-        repeats[name] = max(1, min(1000, int(2e-3 / max(time.perf_counter() - begun, 1e-9))))
+    parts = {name: [(1, step)] if callable(step) else step for name, step in steps.items()}
+    repeats = {name: [_repeats(step) for _, step in own] for name, own in parts.items()}
     times: dict[str, list[float]] = {name: [] for name in steps}
+    # a part at a time, so that those that are compared run one after the other
     for _ in range(rounds):
-        for name, step in steps.items():
-            k = range(repeats[name])
-            begun = time.perf_counter()
-            for _ in k:
-                step()
-            times[name].append((time.perf_counter() - begun) / len(k))
+        for found in times.values():
+            found.append(0.0)
+        for j in range(max(map(len, parts.values()))):
+            for name, own in parts.items():
+                count, step = own[j]
+                times[name][-1] += count * _seconds(step, repeats[name][j])
     for name, found in times.items():
         ratios = [x / y for x, y in zip(found, times[reference], strict=True)]
         yield name, quartiles(found), quartiles(ratios)
+
+
+def _repeats(step: Step) -> int:
+    """How often a step runs in a round."""
+    step()  # states are made, loops compiled
+    step()
+    return max(1, min(10_000, int(2e-2 / max(_seconds(step, 1), 1e-9))))
+
+
+clock = time.perf_counter
+
+
+def _seconds(step: Step, repeats: int) -> float:
+    begun = clock()
+    for _ in range(repeats):
+        step()
+    return (clock() - begun) / repeats
 
 
 def extra_memory(step: Step) -> int:
@@ -362,6 +481,10 @@ def measured(
     optimizer: str, tensors: str, rounds: int, wanted: Sequence[str] = (), tensorflow: str = ""
 ) -> Iterator[Timing]:
     """Every contestant on one list of tensors."""
+    if optimizer == "thor":
+        for name, seconds, ratio in compared(refreshes(tensors, wanted), "refopt", rounds):
+            yield Timing(optimizer, tensors, name, seconds, ratio, None)
+        return
     steps = contestants(optimizer, shapes_of(tensors), wanted, tensorflow)
     reference = "refopt numba" if "refopt numba" in steps else "refopt tape"
     found = list(compared(steps, reference, rounds))
@@ -372,7 +495,11 @@ def measured(
 
 
 def limit_threads(threads: int) -> None:
-    """Let every library use so many threads; before any of them is imported."""
+    """Let every library use so many threads; before any of them is imported, NumPy excepted."""
+    if importlib.util.find_spec("threadpoolctl"):
+        import threadpoolctl
+
+        threadpoolctl.threadpool_limits(threads)
     for name in ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = str(threads)
     if hasattr(os, "sched_setaffinity"):  # JAX asks the system

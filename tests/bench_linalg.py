@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from test_linalg import by_lapack, columns_of_inverse, definite, symmetric
 
+from refopt import bench
 from refopt.interp.linalg import spd_inverse
 
 LIMIT = 1.1  # what the project promises: LAPACK with the triangle it leaves out = 1
@@ -64,3 +65,18 @@ def test_blocks_cost_little_of_the_full_inverse(benchmark, dtype):
     print(f"\n128-blocks of 2048 {dtype}: {cost:.3f} x the full inverse (median of 9)")
     benchmark.pedantic(ours, (blocks,), rounds=9)
     assert cost <= BLOCKS
+
+
+@pytest.mark.parametrize("tensors", bench.FACTORS)
+def test_a_refresh_of_resnet50_is_faster_than_that_of_torch(benchmark, monkeypatch, tensors):
+    pytest.importorskip("torch", reason="the peer torch.linalg.inv").set_num_threads(1)
+    monkeypatch.setattr(bench, "clock", time.thread_time)
+    found = {t.contestant: t for t in bench.measured("thor", tensors, 9)}
+    for name, timing in found.items():
+        benchmark.extra_info[name] = timing.ratio
+        low, middle, high = timing.ratio
+        print(
+            f"\n{tensors}: {name} {timing.seconds[1]:.3f} s, {middle:.2f} ({low:.2f} to {high:.2f})"
+        )
+    benchmark.pedantic(lambda: None)
+    assert found["torch inv"].ratio[1] > 1

@@ -20,6 +20,33 @@ def test_the_lists_are_those_of_the_models():
     assert elements(bench.shapes_of("5e7")) == 50_000_000
 
 
+def test_the_factors_are_those_of_the_layers_in_the_sizes_of_their_weights():
+    found = bench.factors()
+    assert len(found) == 2 * 54
+    assert (found[:2], found[-2:]) == ([3 * 7 * 7, 64], [2048, 1000])
+    assert (max(found), found.count(4608)) == (512 * 3 * 3, 3)
+
+
+def test_parts_that_are_alike_are_timed_once_and_counted(monkeypatch):
+    monkeypatch.setattr(bench, "factors", lambda: [3, 5, 3])
+    for tensors in bench.FACTORS:
+        (parts,) = bench.refreshes(tensors, ["refopt"]).values()
+        assert [(k, step().shape) for k, step in parts] == [(2, (1, 3, 3)), (1, (1, 5, 5))]
+    monkeypatch.setattr(bench, "_seconds", lambda step, repeats: step())
+    parts = [(2, lambda: 10.0), (3, lambda: 1.0)]
+    ((_, seconds, ratio),) = bench.compared({"one": parts}, "one", 2)
+    assert (seconds[1], ratio[1]) == (23.0, 1.0)
+
+
+def test_the_arithmetic_of_a_step_is_what_its_program_divides_and_takes_roots_of(monkeypatch):
+    found = {}
+    monkeypatch.setattr(bench.fused, "_kernel", lambda made, parallel: found.setdefault("k", made))
+    for optimizer, ops in (("nadam", ["div", "sqrt", "div"]), ("rmsprop", ["sqrt", "div"])):
+        found.clear()
+        bench.arithmetic(optimizer, [(5,)])
+        assert [x.op for x in found["k"].instructions] == ops
+
+
 def test_ratios_are_taken_within_a_round():
     clock = iter(range(10**6))
     steps = {"one": lambda: next(clock), "other": lambda: next(clock)}
@@ -55,10 +82,11 @@ def test_bench_writes_its_figures_and_a_plot(tmp_path, monkeypatch, optimizer):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--tensors", "many"], "a number of elements or resnet50"),
-        (["--tensors", "0"], "a number of elements or resnet50"),
+        (["--tensors", "many"], "--tensors of nadam must be one of a number of elements, resnet50"),
+        (["--tensors", "0"], "must be one of a number of elements, resnet50"),
+        (["--optimizer", "thor", "--tensors", "1e7"], "--tensors of thor must be one of resnet50,"),
         (["--contestant", "me"], "--contestant must be one of floor"),
-        (["--optimizer", "sgd"], "--optimizer must be one of nadam, rmsprop"),
+        (["--optimizer", "sgd"], "--optimizer must be one of nadam, rmsprop, thor"),
         (["--tensorflow", "/nowhere/python"], "--tensorflow must be a Python interpreter"),
     ],
 )

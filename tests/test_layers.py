@@ -25,7 +25,7 @@ ARROWS = {
     "parallel": COMMON,
     "problems": COMMON,
     "optim": {*COMMON, "rules", "interp", "parallel"},
-    "bench": {"", *COMMON, "interp", "optim"},
+    "bench": {"", *COMMON, "rules", "interp", "optim"},
     "layers": {"optim"},
     "schedules": {"optim"},
     "__main__": {"cli"},
@@ -64,7 +64,7 @@ PACKAGES = {
     "optim": {ANYWHERE: ARRAYS, INSIDE: {"safetensors"}},
     "bench": {
         ANYWHERE: ARRAYS,
-        INSIDE: {"jax", "keras", "matplotlib", "numba", "optax", "torch"},
+        INSIDE: {"jax", "keras", "matplotlib", "numba", "optax", "threadpoolctl", "torch"},
     },
     "layers": {ANYWHERE: set(), INSIDE: set()},
     "schedules": {ANYWHERE: set(), INSIDE: set()},

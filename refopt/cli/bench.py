@@ -17,13 +17,16 @@ from refopt.cli.base import Command, Json, app, exits, say, writable
 def bench(
     optimizer: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="nadam or rmsprop; may be repeated; else both."),
+        typer.Option(
+            metavar="NAME", help="nadam, rmsprop or thor; may be repeated; else the first two."
+        ),
     ] = None,
     tensors: Annotated[
         list[str] | None,
         typer.Option(
             metavar="LIST",
-            help="A number of elements, resnet50, bert-base or 1000x1000; may be repeated.",
+            help="A number of elements, resnet50, bert-base or 1000x1000; of thor the factors of "
+            "resnet50, or resnet50-128, their blocks; may be repeated.",
             show_default="1e3 to 5e7, and all lists",
         ),
     ] = None,
@@ -59,35 +62,45 @@ def bench(
         if tensorflow and shutil.which(tensorflow) is None:
             msg = f"--tensorflow must be a Python interpreter, got {tensorflow!r}"
             raise typer.BadParameter(msg)
-        names = [*measuring.CONTESTANTS, measuring.TENSORFLOW]
+        names = dict.fromkeys((*measuring.CONTESTANTS, measuring.TENSORFLOW, *measuring.REFRESHES))
         wanted = _known("--contestant", contestant, names)
-        chosen = _known("--optimizer", optimizer, ("nadam", "rmsprop"))
-        lists = tensors or [*measuring.SIZES, *measuring.LISTS]
-        for name in lists:
-            if name not in measuring.LISTS and not _is_size(name):
-                known = ", ".join(measuring.LISTS)
-                msg = f"--tensors must be a number of elements or {known}; got {name!r}"
-                raise typer.BadParameter(msg)
+        chosen = _known("--optimizer", optimizer, ("nadam", "rmsprop", "thor"))
+        runs = [
+            (name, which)
+            for name in chosen or ("nadam", "rmsprop")
+            for which in _lists(name, tensors, measuring)
+        ]
         measuring.limit_threads(threads)
         found: list[Any] = []
         header = {**measuring.machine(), "threads": threads, "rounds": rounds}
         if as_json:
             say(header)
-        for name in chosen or ("nadam", "rmsprop"):
-            for which in lists:
-                timings = list(measuring.measured(name, which, rounds, wanted, tensorflow))
-                found += timings
-                if as_json:
-                    for timing in timings:
-                        say(timing._asdict())
-                else:
-                    _print(timings)
+        for name, which in runs:
+            timings = list(measuring.measured(name, which, rounds, wanted, tensorflow))
+            found += timings
+            if as_json:
+                for timing in timings:
+                    say(timing._asdict())
+            else:
+                _print(timings)
         everything = {**header, "timings": [timing._asdict() for timing in found]}
         if output is not None:
             with writable(output) as file:
                 file.write(json.dumps(everything, indent=1).encode())
         if plot is not None:
             measuring.drawn(found, plot)
+
+
+def _lists(optimizer: str, given: list[str] | None, measuring: Any) -> list[str]:
+    """The tensors on which an optimizer is timed."""
+    own = measuring.FACTORS if optimizer == "thor" else measuring.LISTS
+    sizes = () if optimizer == "thor" else measuring.SIZES
+    for name in given or ():
+        if name not in own and not (sizes and _is_size(name)):
+            known = ", ".join((*(["a number of elements"] if sizes else []), *own))
+            msg = f"--tensors of {optimizer} must be one of {known}; got {name!r}"
+            raise typer.BadParameter(msg)
+    return given or [*sizes, *own]
 
 
 def _is_size(name: str) -> bool:
