@@ -178,6 +178,16 @@ def keras3() -> list[Case]:
     return keras("keras-3")
 
 
+def keras3_tensorflow() -> list[Case]:
+    """Keras 3 on TensorFlow."""
+    return keras("keras-3-tensorflow")
+
+
+def keras3_torch() -> list[Case]:
+    """Keras 3 on torch."""
+    return keras("keras-3-torch")
+
+
 def keras(family: str, profiles: list[str] | None = None) -> list[Case]:
     """Since 2.11: psi is 1, decoupled decay, one counter and product.
 

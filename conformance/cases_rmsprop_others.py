@@ -433,11 +433,26 @@ def keras2() -> list[Case]:
 
 
 def keras3() -> list[Case]:
-    """Keras 3 on JAX, where gradients are dense."""
-    of = {"family": "keras-3"}
+    """Keras 3 on JAX."""
+    return keras_dense("keras-3", "subnormal flush")
+
+
+def keras3_tensorflow() -> list[Case]:
+    """Keras 3 on TensorFlow."""
+    return keras_dense("keras-3-tensorflow", "subnormal flush")
+
+
+def keras3_torch() -> list[Case]:
+    """Keras 3 on torch, which flushes nothing."""
+    return keras_dense("keras-3-torch", "subnormal")
+
+
+def keras_dense(family: str, flush: str) -> list[Case]:
+    """Keras 3, where gradients are dense."""
+    of = {"family": family}
     return [
-        *keras(of["family"]),
-        *subnormal("keras-3", "subnormal flush"),
+        *keras(family),
+        *subnormal(family, flush),
         *on(
             "ema-none",
             "Averages while a gradient is None: whether that variable's average moves.",

@@ -50,6 +50,7 @@ class Implementation:
     environment: str  # table in environments.toml
     golden: str  # file in golden/
     cases: str  # "module:function" in this folder; the function returns the list of cases
+    argument: str = ""  # of the adapter, where it runs more than one release
 
 
 IMPLEMENTATIONS = {
@@ -67,6 +68,20 @@ IMPLEMENTATIONS = {
     ),
     "keras-3": Implementation(
         "keras3_nadam.py", "keras-3_15", "nadam/keras-3.json", "cases_nadam_others:keras3"
+    ),
+    "keras-3-tensorflow": Implementation(
+        "keras3_nadam.py",
+        "keras-3_15-tensorflow",
+        "nadam/keras-3-tensorflow.json",
+        "cases_nadam_others:keras3_tensorflow",
+        "tensorflow",
+    ),
+    "keras-3-torch": Implementation(
+        "keras3_nadam.py",
+        "keras-3_15-torch",
+        "nadam/keras-3-torch.json",
+        "cases_nadam_others:keras3_torch",
+        "torch",
     ),
     "optax-0.2": Implementation(
         "optax_nadam.py", "optax-0_2", "nadam/optax-0.2.json", "cases_nadam_others:optax"
@@ -118,6 +133,20 @@ IMPLEMENTATIONS = {
         "keras-3_15",
         "rmsprop/keras-3.json",
         "cases_rmsprop_others:keras3",
+    ),
+    "rmsprop:keras-3-tensorflow": Implementation(
+        "keras3_rmsprop.py",
+        "keras-3_15-tensorflow",
+        "rmsprop/keras-3-tensorflow.json",
+        "cases_rmsprop_others:keras3_tensorflow",
+        "tensorflow",
+    ),
+    "rmsprop:keras-3-torch": Implementation(
+        "keras3_rmsprop.py",
+        "keras-3_15-torch",
+        "rmsprop/keras-3-torch.json",
+        "cases_rmsprop_others:keras3_torch",
+        "torch",
     ),
     "rmsprop:optax-0.2": Implementation(
         "optax_rmsprop.py",
@@ -270,7 +299,8 @@ def record(name: str, python: str | None = None) -> dict[str, Any]:
     row = IMPLEMENTATIONS[name]
     cases = select(row.cases)
     executable, variables = environment(row.environment, python)
-    lines = answers([executable, str(HERE / "adapters" / row.adapter)], variables, cases)
+    command = [executable, str(HERE / "adapters" / row.adapter), *filter(None, [row.argument])]
+    lines = answers(command, variables, cases)
     hello = next(lines, {}).get("hello")
     if hello is None:
         raise Broken(f"{name}: the adapter did not say hello first")
@@ -290,12 +320,12 @@ def record(name: str, python: str | None = None) -> dict[str, Any]:
         progress(name, number, len(cases))
     if (extra := next(lines, None)) is not None:
         raise Broken(f"{name}: the adapter wrote a line after the last case: {extra}")
-    command = f"python conformance/make.py {name}"
+    again = f"python conformance/make.py {name}"
     return {
         "format": "refopt-golden/1",
         "license": "CC0-1.0",
         "optimizer": row.golden.split("/")[0],
-        "provenance": hello | {"command": command},
+        "provenance": hello | {"command": again},
         "cases": recorded,
     }
 

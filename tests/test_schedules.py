@@ -11,7 +11,7 @@ from backends import same_bits
 import refopt
 from refopt import RMSprop, Variable, schedules
 from refopt.interp.balls import precision
-from refopt.interp.envelope import Envelope
+from refopt.interp.envelope import Reals
 from refopt.oracle import golden
 from refopt.rules import rmsprop as rule
 from refopt.rules.schedules import SCHEDULES
@@ -174,41 +174,37 @@ def test_a_function_that_gives_no_number_changes_nothing():
     assert (v.numpy(), int(opt.iterations)) == (1.0, 0)
 
 
-WIDE = {"rmsprop.keras-3.schedule-exponential.f64"}
-"""Where a release computes in float64 what it computes in float32 elsewhere
-(conformance/expected.toml)."""
 LIBRARY = {"ExponentialDecay", "CosineDecay", "CosineDecayRestarts"}
 """Those that call a function of the C library; the others are operations of IEEE 754."""
 
 
 def recorded():
-    """(schedule, profile, recorded rates by step) of the releases that showed them."""
+    """(schedule, profile, recorded rates by step, dtype) of the releases that showed them."""
     for recording in golden.recordings("rmsprop"):
         given = recording.case.hyper.get("lr")
         for profile, run in recording.runs.items():
             rates = {t: step["lr"][0][0] for t, step in run.steps.items() if "lr" in step}
             if isinstance(given, golden.Schedule) and rates:
-                wide = recording.case.id in WIDE
+                dtype = recording.case.dtypes[0].replace("bfloat16", "float32")
                 name = f"{recording.case.id}-{profile}"
-                yield pytest.param(given, profile, rates, wide, id=name)
+                yield pytest.param(given, profile, rates, dtype, id=name)
 
 
-@pytest.mark.parametrize(("given", "profile", "rates", "wide"), list(recorded()))
-def test_rates_are_those_that_releases_showed(given, profile, rates, wide):
+@pytest.mark.parametrize(("given", "profile", "rates", "dtype"), list(recorded()))
+def test_rates_are_those_that_releases_showed(given, profile, rates, dtype):
     schedule = getattr(schedules, given.name)(**given.config)
     opt = RMSprop(schedule, profile=profile)
-    v = Variable(np.array([1.0], "f4"))
+    v = Variable(np.array([1.0], dtype))
     choices = rule.PROFILES[profile].choices
     for t in range(1, max(rates) + 1):
-        opt.apply_gradients([(np.array([0.5], "f4"), v)])
+        opt.apply_gradients([(np.array([0.5], dtype), v)])
         if t not in rates:
             continue
         ours, shown = float(opt.learning_rate), rates[t]
-        shown = float(np.float32(shown)) if wide else shown
         if given.name not in LIBRARY and given.config.get("power", 1) == 1:
             assert ours == shown or (math.isnan(ours) and math.isnan(shown))
         with precision():
-            num = Envelope().numbers
+            num = Reals(dtype)
             possible = num(rule.scheduled(given.name, given.config, t, choices, num=num)).x
             assert possible.holds(ours)
             assert possible.holds(shown)

@@ -18,6 +18,7 @@ from _adapter import only, refuse, serve
 
 BACKEND = keras.backend.backend()
 PACKAGES = {"jax": ("jax", "jaxlib"), "torch": ("torch",), "tensorflow": ("tensorflow-cpu",)}
+PROFILES = {"jax": "keras-3", "torch": "keras-3-torch", "tensorflow": "keras-3-tensorflow"}
 
 
 class Nadam:
@@ -56,4 +57,4 @@ class Nadam:
 if __name__ == "__main__":
     warnings.filterwarnings("ignore", message="Gradients do not exist")  # a None on purpose
     packages = {name: importlib.metadata.version(name) for name in PACKAGES[BACKEND]}
-    serve("keras", keras.__version__, packages, ["keras-3"], Nadam)
+    serve("keras", keras.__version__, packages, [PROFILES[BACKEND]], Nadam)

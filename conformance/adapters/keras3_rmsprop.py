@@ -19,6 +19,7 @@ from _keras_rmsprop import Keras
 
 BACKEND = keras.backend.backend()
 PACKAGES = {"jax": ("jax", "jaxlib"), "torch": ("torch",), "tensorflow": ("tensorflow-cpu",)}
+PROFILES = {"jax": "keras-3", "torch": "keras-3-torch", "tensorflow": "keras-3-tensorflow"}
 
 
 class RMSprop(Keras):
@@ -41,4 +42,4 @@ class RMSprop(Keras):
 if __name__ == "__main__":
     warnings.filterwarnings("ignore", message="Gradients do not exist")  # a None on purpose
     packages = {name: importlib.metadata.version(name) for name in PACKAGES[BACKEND]}
-    serve("keras", keras.__version__, packages, ["keras-3"], RMSprop)
+    serve("keras", keras.__version__, packages, [PROFILES[BACKEND]], RMSprop)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import wraps
 from typing import Any, NamedTuple, Self, TypeAlias
@@ -239,8 +239,8 @@ class Optimizer:
     def _counter(self, value: Any, name: str) -> Counter:
         return Counter(value if self.mesh is None else replicated(value, self.mesh), name)
 
-    def _scheduled(self) -> float:
-        """The learning rate of the next step by the schedule."""
+    def _scheduled(self, variables: Sequence[Any] = ()) -> float:
+        """The learning rate of the next step by the schedule; `variables`: where none is built."""
         value = rate(self._schedule, self._iterations.operand, lambda x, num: num(x))
         return self._finite("learning_rate", value)
 
@@ -461,7 +461,9 @@ class Optimizer:
         if self._again(grads_and_vars):
             return
         pairs = self._checked(grads_and_vars)
-        learning_rate = None if self._schedule is None else self._scheduled()
+        learning_rate = None
+        if self._schedule is not None:
+            learning_rate = self._scheduled([variable for _, variable in pairs])
         with _undone(self), ExitStack() as undo:
             if not self._var_list:
                 self.build([variable for _, variable in pairs])

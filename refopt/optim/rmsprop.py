@@ -21,6 +21,7 @@ from refopt.interp.arrays import (
     scalar_of,
 )
 from refopt.interp.fused import prepared
+from refopt.interp.rounded import carried
 from refopt.optim import tape as tapes
 from refopt.optim.groups import number, require
 from refopt.optim.inplace import Kind, Repeat, Settings, Slots, engine
@@ -149,13 +150,21 @@ global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency, **kwargs
         self._ranged = name == "documented"
         self.half = rule.PROFILES[name].half
 
-    def _scheduled(self) -> float:
+    def _scheduled(self, variables: Sequence[Any] = ()) -> float:
         """The learning rate of the next step, in the numbers of the profile's schedules."""
+        known = [*self._var_list, *variables][:1]
+        choices, name = rule.PROFILES[self.profile].choices, type(self._schedule).__name__
 
         def real(x: Number, num: Numbers) -> Number:
-            return rule.PROFILES[self.profile].choices.schedule(x, num)
+            beside = num.of(array_of(known[0])) if known else num
+            return choices.schedule(x, beside, name)
 
         return self._finite("learning_rate", rate(self._schedule, self._iterations.operand, real))
+
+    def _rate(self, value: Any) -> Number:
+        """A learning rate as the rule takes it: what a schedule gives carries a dtype."""
+        x = self._finite("learning_rate", value)
+        return x if self._schedule is None else carried("float64")(x)
 
     def build(self, var_list: Any) -> None:
         """Make velocity, momentum and average_gradient of every variable, as far as they are used.
@@ -315,7 +324,7 @@ global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency, **kwargs
             scheduled = np.asarray(self._scheduled())
             then.append(partial(rate.data.__setitem__, (), scheduled))
             rate = scheduled
-        hyper = last.hyper._replace(lr=self._finite("learning_rate", rate))
+        hyper = last.hyper._replace(lr=self._rate(rate))
         rows: dict[Kind, Any] = {}
         for slots in last.slots:
             kind = slots.kind
@@ -405,9 +414,7 @@ global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency, **kwargs
         return {**self._slots[variable], **average}
 
     def _hyper(self) -> rule.Hyper:
-        return self._limits()._replace(
-            lr=self._finite("learning_rate", self._learning_rate), **self._numbers()
-        )
+        return self._limits()._replace(lr=self._rate(self._learning_rate), **self._numbers())
 
     def _numbers(self) -> dict[str, float]:
         """rho, momentum and epsilon, in their ranges."""

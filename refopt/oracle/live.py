@@ -81,10 +81,10 @@ IMPLEMENTATIONS = {
         "tensorflow", "keras_legacy_nadam", "nadam/keras-legacy-2.9", "keras-2_15"
     ),
     "keras-torch:Nadam": Implementation(
-        "keras torch", "keras3_nadam", "nadam/keras-3", "keras-3_15-torch", "torch"
+        "keras torch", "keras3_nadam", "nadam/keras-3-torch", "keras-3_15-torch", "torch"
     ),
     "keras-tensorflow:Nadam": Implementation(
-        *("keras tensorflow", "keras3_nadam", "nadam/keras-3"),
+        *("keras tensorflow", "keras3_nadam", "nadam/keras-3-tensorflow"),
         *("keras-3_15-tensorflow", "tensorflow"),
     ),
     "torch-differentiable:RMSprop": Implementation(
@@ -97,10 +97,10 @@ IMPLEMENTATIONS = {
         "tensorflow", "tf29_rmsprop", "rmsprop/keras-legacy-2.9", "keras-2_15", "legacy"
     ),
     "keras-torch:RMSprop": Implementation(
-        "keras torch", "keras3_rmsprop", "rmsprop/keras-3", "keras-3_15-torch", "torch"
+        "keras torch", "keras3_rmsprop", "rmsprop/keras-3-torch", "keras-3_15-torch", "torch"
     ),
     "keras-tensorflow:RMSprop": Implementation(
-        *("keras tensorflow", "keras3_rmsprop", "rmsprop/keras-3"),
+        *("keras tensorflow", "keras3_rmsprop", "rmsprop/keras-3-tensorflow"),
         *("keras-3_15-tensorflow", "tensorflow"),
     ),
 }

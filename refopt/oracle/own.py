@@ -142,7 +142,7 @@ def _hyper(rule: Any, profile: Profile, case: Case, t: int, overrides: dict[str,
 
     def number(x: Any) -> Any:
         if isinstance(x, Schedule):
-            num = arrays.Floats()
+            num = arrays.Floats(COMPLEX.get(case.dtypes[0], case.dtypes[0]))
             return rule.scheduled(x.name, x.config, t, profile.choices, num=num)
         return carried(x[1])(x[0]) if isinstance(x, tuple) else x
 

@@ -196,7 +196,9 @@ class Replay:
 
     def _number(self, x: Any, t: int) -> Any:
         if isinstance(x, Schedule):
-            return self.rule.scheduled(x.name, x.config, t, self.profile.choices, num=self.num)
+            num = self.num.of(self.array([], self.case.dtypes[0]))
+            choices = self.profile.choices._replace(**self.changed)
+            return self.rule.scheduled(x.name, x.config, t, choices, num=num)
         return self.num.carrying(*x) if isinstance(x, tuple) else x
 
     def choices(self, hyper: Any) -> Any:

@@ -44,6 +44,10 @@ def to_norm(g: Array, limit: Number, xp: Namespace) -> Array:  # RMS-7.1d: short
     return g * (limit / norm([g], xp))
 
 
+def by_float32_norm(g: Array, limit: Number, xp: Namespace) -> Array:  # RMS-7.1e: Keras 3 on torch
+    return (g * limit) / xp.maximum(xp.float32(norm([g], xp)), limit)
+
+
 # -- global_norm (RMS-7.2): the factor of all gradients, from the norm of them together -----------
 def reciprocals(n: Array, limit: Number, xp: Namespace) -> Array:  # RMS-7.2a: NaN unless finite
     return limit * xp.minimum(1.0 / n, 1 / limit) + (n - n)
@@ -59,6 +63,11 @@ def quotient_and_epsilon(n: Array, limit: Number, xp: Namespace) -> Array:  # RM
 
 def unlimited_quotient(n: Array, limit: Number, xp: Namespace) -> Array:  # RMS-7.2d
     return limit / n
+
+
+def float32_reciprocals(n: Array, limit: Number, xp: Namespace) -> Array:  # RMS-7.2e: on torch
+    ceiling = xp.float32(limit + (n - n))
+    return xp.float32(ceiling * xp.float32(xp.minimum(1.0 / n, 1 / limit)))
 
 
 def by_global_norm(

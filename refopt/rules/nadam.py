@@ -190,6 +190,10 @@ def stored_attributes(h: Hyper, num: Numbers) -> Hyper:  # NAD-1.9e: Paddle's C+
     return stored_in_float32(h, num, "beta1", "beta2", "epsilon", "momentum_decay")
 
 
+def stored_tensors(h: Hyper, num: Numbers) -> Hyper:  # NAD-1.9f: and stay tensors: Keras on torch
+    return h._replace(lr=num.float32(h.lr), weight_decay=num.float32(h.weight_decay))
+
+
 # -- steps (NAD-5.4): the dtype of the step count; what is computed from it has that dtype ---------
 def count_double(t: Number, num: Numbers) -> Number:  # NAD-5.4a
     return num.float64(t)
@@ -256,6 +260,15 @@ def native_product(old: Number, mu: Number, num: Numbers) -> Number:  # NAD-6.2c
 
 def kept_product(old: Number, mu: Number, num: Numbers) -> Number:  # NAD-6.2d: in its own dtype
     return old * mu
+
+
+# -- factor (NAD-6.6): the μ by which the product is multiplied; `given`: of what was given --------
+def same_factor(mu: Number, given: Callable[[], Number]) -> Number:  # NAD-6.6a
+    return mu
+
+
+def factor_as_given(mu: Number, given: Callable[[], Number]) -> Number:  # NAD-6.6b: Keras on TF
+    return given()
 
 
 # -- divisors (NAD-6.3): 1 - product, for the gradient and for the momentum -----------------------
@@ -488,6 +501,7 @@ class Choices(NamedTuple):
     schedule: Callable[[Number, Number, Hyper], Number] = decaying
     start: Callable[[Numbers], Number] = one
     product: Callable[[Number, Number, Numbers], Number] = exact
+    factor: Callable[[Number, Callable[[], Number]], Number] = same_factor
     divisors: Callable[[Number, Number, Number], tuple[Number, Number]] = running
     coefficient: Callable[[Number, Numbers], Number] = coefficient_double
     rate: Callable[[Number, Numbers], Number] = rate_kept
@@ -527,6 +541,7 @@ AXES: dict[str, dict[str, Any]] = {
         "float32-variables": stored_variables,
         "float32-casts": stored_casts,
         "float32-attributes": stored_attributes,
+        "float32-tensors": stored_tensors,
     },
     "scalars": {"double": in_double, "float32": in_float32, "native": in_native},
     "steps": {"double": count_double, "float32": count_float32, "native": count_native},
@@ -544,6 +559,7 @@ AXES: dict[str, dict[str, Any]] = {
         "native": native_product,
         "kept": kept_product,
     },
+    "factor": {"same": same_factor, "as-given": factor_as_given},
     "divisors": {"running": running, "extra-mu": extra_mu, "same": same},
     "coefficient": {"double": coefficient_double, "kept": coefficient_kept},
     "rate": {"kept": rate_kept, "double": rate_double},
@@ -589,6 +605,7 @@ SAME_EXACTLY: dict[str, tuple[frozenset[str], ...]] = {
                 "float32-variables",
                 "float32-casts",
                 "float32-attributes",
+                "float32-tensors",
             }
         ),
     ),
@@ -600,6 +617,7 @@ SAME_EXACTLY: dict[str, tuple[frozenset[str], ...]] = {
         frozenset({"float32", "kept"}),
         frozenset({"native", "kept"}),
     ),
+    "factor": (frozenset({"same", "as-given"}),),
     "coefficient": (frozenset({"double", "kept"}),),
     "rate": (frozenset({"kept", "double"}),),
     "reading": (frozenset({"as-stored", "float32"}),),
@@ -660,7 +678,13 @@ def tick(
     base_power, beta2_power = clock.base_power * h.base, clock.beta2_power * h.beta2
     mu = c.schedule(t, base_power, h)  # NAD-5.3
     mu_next = c.schedule(t + 1, base_power * h.base, h)  # NAD-5.3
-    product = clock.product if held else c.product(clock.product, mu, num)  # NAD-6.2
+
+    def given() -> Number:
+        unstored = settle(hyper, c._replace(storage=stored_as_given), num=num)
+        return c.schedule(t, base_power, unstored)
+
+    factor = c.factor(mu, given)  # NAD-6.6
+    product = clock.product if held else c.product(clock.product, factor, num)  # NAD-6.2
     rest, rest_next = c.divisors(c.coefficient(product, num), mu, mu_next)  # NAD-6.3, NAD-6.4
     lr = c.rate(h.lr, num)  # NAD-6.5
     rate = c.move.rate(lr)  # NAD-11.3
@@ -841,7 +865,27 @@ PROFILES: dict[str, Profile] = {
             "each",
             "TensorFlow 2.15.1, optimizers.Nadam, inside tf.function",
         ),
-        Profile("keras-3", _keras, _keras_hyper, "each", "Keras 3.15, optimizers.Nadam"),
+        Profile("keras-3", _keras, _keras_hyper, "each", "Keras 3.15 on JAX, optimizers.Nadam"),
+        Profile(
+            "keras-3-tensorflow",
+            _keras._replace(storage=stored_casts, factor=factor_as_given),
+            _keras_hyper,
+            "each",
+            "Keras 3.15 on TensorFlow 2.21, optimizers.Nadam",
+        ),
+        Profile(
+            "keras-3-torch",
+            _keras._replace(
+                storage=stored_tensors,
+                scalars=in_double,
+                decay=decoupled_factor,
+                first=weighted,
+                second=weighted_square,
+            ),
+            _keras_hyper,
+            "each",
+            "Keras 3.15 on torch 2.13, optimizers.Nadam",
+        ),
         Profile(
             "optax-0.2",
             Choices(

@@ -208,13 +208,17 @@ def per_parameter(
     ]
 
 
-# -- schedule (RMS-9.7): the dtype in which a schedule is computed
-def schedule_double(x: Number, num: Numbers) -> Number:  # RMS-9.7a
+# -- schedule (RMS-9.7): the dtype in which a schedule, known by its name, is computed
+def schedule_double(x: Number, num: Numbers, name: str) -> Number:  # RMS-9.7a
     return num(x)
 
 
-def schedule_float32(x: Number, num: Numbers) -> Number:  # RMS-9.7b
+def schedule_float32(x: Number, num: Numbers, name: str) -> Number:  # RMS-9.7b
     return num.float32(x)
+
+
+def schedule_native(x: Number, num: Numbers, name: str) -> Number:  # RMS-9.7c: Keras 3 on JAX
+    return num.float32(x) if "Cosine" in name else num.native(x)
 
 
 # -- second (RMS-4): the average of the square ----------------------------------------------------
@@ -475,7 +479,9 @@ def stored_as_given(h: Hyper, num: Numbers) -> Hyper:  # RMS-1.11a
 
 
 def stored_in_float32(h: Hyper, num: Numbers, *names: str) -> Hyper:
-    return h._replace(**{name: num.float64(num.float32(getattr(h, name))) for name in names})
+    """Numbers become float32 variables; a rate that a schedule gives is no number, and stays."""
+    numbers = [q for q in names if not isinstance(getattr(getattr(h, q), "dtype", None), str)]
+    return h._replace(**{q: num.float64(num.float32(getattr(h, q))) for q in numbers})
 
 
 def stored_lr(h: Hyper, num: Numbers) -> Hyper:  # RMS-1.11b
@@ -496,6 +502,12 @@ def stored_casts(h: Hyper, num: Numbers) -> Hyper:  # RMS-1.11e: Keras 2 casts t
 
 def stored_all(h: Hyper, num: Numbers) -> Hyper:  # RMS-1.11f: MindSpore, TF 1
     return stored_in_float32(h, num, "lr", "rho", "momentum", "epsilon", "weight_decay")
+
+
+def stored_tensors(h: Hyper, num: Numbers) -> Hyper:  # RMS-1.11g: Keras on torch; two stay tensors
+    limits = [q for q in ("clipnorm", "clipvalue") if getattr(h, q) is not None]
+    h = stored_in_float32(h, num, "ema_momentum", *limits)
+    return h._replace(lr=num.float32(h.lr), weight_decay=num.float32(h.weight_decay))
 
 
 def in_double(x: Number, num: Numbers) -> Number:  # RMS-1.12a
@@ -536,7 +548,7 @@ class Choices(NamedTuple):
     given: Callable[[Hyper], Hyper] = as_given
     storage: Callable[[Hyper, Numbers], Hyper] = stored_as_given
     scalars: Callable[[Number, Numbers], Number] = in_double
-    schedule: Callable[[Number, Numbers], Number] = schedule_double
+    schedule: Callable[[Number, Numbers, str], Number] = schedule_double
     objective: Callable[[Array], Array] = minimize
     norm: Callable[..., Array] = clip.by_norm
     global_norm: Callable[..., Array] = clip.reciprocals
@@ -683,9 +695,10 @@ def update(
     given = [i for i in (order or range(len(params))) if grads[i] is not None]
     quantities: list[Quantities | None] = [None for _ in params]
     after, kept = list(params), list(states)
-    limits = {q: x if (x := getattr(hyper, q)) is None else num(x) for q in _LIMITS}
+    stored = c.storage(hyper, num)  # RMS-1.11
+    limits = {q: x if (x := getattr(stored, q)) is None else num(x) for q in _LIMITS}
     clipped = (
-        c.clip([grads[i] for i in given], hyper._replace(**limits), c, xp) if given else []
+        c.clip([grads[i] for i in given], stored._replace(**limits), c, xp) if given else []
     )  # RMS-7
     for i, grad in zip(given, clipped, strict=True):
         h = settle(hyper, c, num=num.of(params[i]))
@@ -693,7 +706,7 @@ def update(
         quantities[i], after[i] = stepped, stepped.param
     if given and c.average is not no_average:  # RMS-8
         t = int(float(ticked[given[0]][1].t))
-        momentum = c.average_start(t, hyper)  # RMS-8.3
+        momentum = c.average_start(t, stored)  # RMS-8.3
         now = due(t, hyper, c)  # RMS-8.5
         for k, i in c.average(given, len(params)):  # RMS-8.4
             mean, theta = c.overwrite(kept[k].average, after[i], momentum, now)  # RMS-8.2
@@ -719,21 +732,28 @@ AXES: dict[str, dict[str, Any]] = {
         "float32-attributes": stored_attributes,
         "float32-casts": stored_casts,
         "float32-all": stored_all,
+        "float32-tensors": stored_tensors,
     },
     "scalars": {"double": in_double, "float32": in_float32, "native": in_native},
-    "schedule": {"double": schedule_double, "float32": schedule_float32},
+    "schedule": {
+        "double": schedule_double,
+        "float32": schedule_float32,
+        "native": schedule_native,
+    },
     "objective": {"minimize": minimize, "maximize": maximize},
     "norm": {
         "larger": clip.by_norm,
         "factor": clip.by_factor,
         "factor-and-epsilon": clip.by_norm_and_epsilon,
         "always": clip.to_norm,
+        "larger-float32": clip.by_float32_norm,
     },
     "global_norm": {
         "reciprocals": clip.reciprocals,
         "larger": clip.quotient,
         "factor-and-epsilon": clip.quotient_and_epsilon,
         "always": clip.unlimited_quotient,
+        "reciprocals-float32": clip.float32_reciprocals,
     },
     "value": {"both-sides": clip.by_value, "from-above": clip.from_above},
     "clip": {
@@ -812,8 +832,10 @@ SAME_EXACTLY: dict[str, tuple[frozenset[str], ...]] = {
     "second": (frozenset(AXES["second"]),),
     "mean": (frozenset(AXES["mean"]),),
     "idle": (frozenset(AXES["idle"]),),  # μ is 0: 0 times a buffer that is infinite is NaN
-    "norm": (frozenset({"larger", "factor"}),),
-    "global_norm": (frozenset({"reciprocals", "larger"}),),  # of an infinite norm: NaN, or 0
+    "norm": (frozenset({"larger", "factor", "larger-float32"}),),
+    "global_norm": (
+        frozenset({"reciprocals", "larger", "reciprocals-float32"}),
+    ),  # of an infinite norm: NaN, or 0
     "overwrite": (frozenset({"after-average", "blended"}),),  # 0 times what is infinite is NaN
 }
 """Alternatives that differ in rounding and overflow alone: equal over the reals."""
@@ -866,9 +888,11 @@ def scheduled(
     name: str, config: Mapping[str, Any], t: int, choices: Choices, *, num: Numbers
 ) -> Number:
     """The learning rate of step `t` (from 1) by a schedule, from the count before it (RMS-9)."""
-    return SCHEDULES[name](
-        choices.schedule(t - 1, num), lambda x: choices.schedule(x, num), num, **config
-    )
+
+    def real(x: Number) -> Number:
+        return choices.schedule(x, num, name)
+
+    return SCHEDULES[name](real(t - 1), real, num, **config)
 
 
 REQUIRED = ("lr", "rho", "momentum", "epsilon")
@@ -977,10 +1001,32 @@ PROFILES: dict[str, Profile] = {
         ),
         Profile(
             "keras-3",
-            _keras._replace(average_start=from_first_step, overwrite=ema.blended),
+            _keras._replace(
+                schedule=schedule_native, average_start=from_first_step, overwrite=ema.blended
+            ),
             Hyper(),
             "each",
-            "Keras 3.15, optimizers.RMSprop",
+            "Keras 3.15 on JAX, optimizers.RMSprop",
+        ),
+        Profile(
+            "keras-3-tensorflow",
+            _keras._replace(storage=stored_casts, average_start=from_first_step),
+            Hyper(),
+            "each",
+            "Keras 3.15 on TensorFlow 2.21, optimizers.RMSprop",
+        ),
+        Profile(
+            "keras-3-torch",
+            _keras._replace(
+                storage=stored_tensors,
+                norm=clip.by_float32_norm,
+                global_norm=clip.float32_reciprocals,
+                decay=decoupled_factor,
+                average_start=from_first_step,
+            ),
+            Hyper(),
+            "each",
+            "Keras 3.15 on torch 2.13, optimizers.RMSprop",
         ),
         Profile(
             "tf1",
