@@ -97,8 +97,8 @@ def test_a_program_that_ends_fails_every_vector_and_is_given_up(tmp_path: Path) 
     ("given", "said"),
     [
         ("torch:Adam", "must be one of py:MODULE:FUNCTION, cmd:PROGRAM, torch:NAdam"),
-        ("py:mymodule:adam", "--optimizer must be one of nadam, rmsprop, sgd"),
-        ("py:mymodule", "--optimizer must be one of nadam, rmsprop, sgd"),
+        ("py:mymodule:adam", "--optimizer must be one of nadam, rmsprop, sgd, thor"),
+        ("py:mymodule", "--optimizer must be one of nadam, rmsprop, sgd, thor"),
         ("cmd:no-such-program", "IMPLEMENTATION must be cmd: and a program that can be started"),
         ("mlx:RMSprop", "mlx is not installed in"),
         ("py:mymodule:nadam", "--refopt-profile must be one of documented"),

@@ -9,6 +9,9 @@ what a state may show. A function is given what it names, with
 **hyper all that is documented. Its state is None at first; a dict or a named tuple shows what it
 has under those names. A function whose attribute `rejects` is true is also given what it must
 refuse, with a ValueError or a TypeError.
+
+One of an optimizer of layers is called once a step, with lists of all parameters and gradients:
+(params, grads, state, *, layers, names, statistics, **hyper) -> (params, state).
 """
 
 import importlib
@@ -47,7 +50,7 @@ class Function:
         """The keyword arguments of a call."""
         given = {}
         values = dict(self.known["absent"])
-        values.update((name, int(x) if x.isdigit() else float(x)) for name, x in hyper.items())
+        values.update((name, number(x)) for name, x in hyper.items())
         values.update((name, bool(options.get(name))) for name in self.known["options"])
         for name, keyword in self.keywords.items():
             if name in values:
@@ -67,7 +70,7 @@ class Function:
 
 
 class Case:
-    """A case under way."""
+    """A case under way: one call for each parameter."""
 
     def __init__(self, function, question):
         self.function, self.hyper, self.options = function, question["hyper"], question["options"]
@@ -79,6 +82,7 @@ class Case:
         self.kind = "invalid-hyperparameter"  # why it would be refused
 
     def step(self, question):
+        """The answer to a step."""
         if self.function.optimizer == "rmsprop" and not any(question["grads"]):
             raise NotImplementedError("a function of one parameter does not see that none moves")
         self.hyper = dict(self.hyper, **question.get("hyper", {}))
@@ -114,6 +118,73 @@ class Case:
         return new, given[1]
 
 
+class Net(Case):
+    """A case of an optimizer of layers: one call for all parameters."""
+
+    def __init__(self, function, question):
+        super().__init__(function, question)
+        self.layers = [dict(x, params=list(x["params"])) for x in question["layers"]]
+        self.names, self.state = question["names"], None
+
+    def step(self, question):
+        t, given = question["t"], question.get("statistics", {})
+        hyper = {}
+        for name, x in self.hyper.items():
+            if isinstance(x, list) and len(x) < t:
+                raise NotImplementedError("a function does not see that a schedule has ended")
+            hyper[name] = x[t - 1] if isinstance(x, list) else x
+        fits = [len(b) == 2 * p.nbytes for b, p in zip(question["grads"], self.params)]
+        grads = [
+            from_bits(b, p.dtype, p.shape if fit else (-1,))
+            for b, p, fit in zip(question["grads"], self.params, fits)
+        ]
+        self.kind = self.kind if all(fits) else "shape-mismatch"
+        seen = {
+            name: {q: from_bits(x["bits"], x["dtype"], x["shape"]) for q, x in arrays.items()}
+            for name, arrays in given.items()
+        }
+        if not seen and any(x["kind"] in self.function.known["factored"] for x in self.layers):
+            refreshes = (t - 1) % int(float(hyper["frequency"])) == 0
+            self.kind = "missing-statistics" if refreshes else self.kind
+        given = self.function.call(
+            *(self.params, grads, self.state),
+            layers=self.layers,
+            names=self.names,
+            statistics=seen or None,
+            **self.function.hyper(hyper, self.options),
+        )
+        if not isinstance(given, tuple) or len(given) != 2:
+            raise TypeError("the function must return (params, state), got %.80r" % (given,))
+        new = [np.asarray(p) for p in given[0]]
+        wanted = [(p.dtype, p.shape) for p in self.params]
+        if [(p.dtype, p.shape) for p in new] != wanted:
+            raise TypeError("the function must return params as they were, %s" % (wanted,))
+        self.params, self.state = new, given[1]
+        return self.answer()
+
+    def answer(self):
+        answer = {"param": [to_bits(p) for p in self.params]}
+        shown = self.state if isinstance(self.state, dict) else {}
+        for q in self.function.known["arrays"] + self.function.known["factors"]:
+            if shown.get(q) is not None:
+                arrays = [np.asarray(x) for x in shown[q]]
+                by_layer = q in self.function.known["factors"]
+                answer[q] = [typed(x) if by_layer else to_bits(x) for x in arrays]
+        return answer
+
+
+def typed(array):
+    """An array that says what it is."""
+    return {"bits": to_bits(array), "dtype": str(array.dtype), "shape": list(array.shape)}
+
+
+def number(x):
+    """A hyperparameter as it was written: an int, a float, or one a step."""
+    if isinstance(x, list):
+        return [number(y) for y in x]
+    return int(x) if x.isdigit() else float(x)
+
+
 def failure(error, case):
     """The answer where a function raises: a refusal, if it says that it refuses, else a crash."""
     if case and case.function.rejects and isinstance(error, (ValueError, TypeError)):
@@ -136,6 +207,7 @@ def main():
                 function = Function(place, known, question["optimizer"])
                 words = ["float16", "float32", "float64", "several", "missing"]
                 words += ["rejects"] if function.rejects else []
+                words += ["schedule"] * bool(known["factored"]) + known["kinds"]
                 answer = {
                     "rop": 1,
                     "optimizer": question["optimizer"],
@@ -145,7 +217,7 @@ def main():
                     "takes": words + [name for name in function.keywords if name not in COUPLED],
                 }
             elif question["op"] == "case":
-                case = Case(function, question)
+                case = (Net if "layers" in question else Case)(function, question)
             elif question["op"] == "step":
                 answer = case.step(question)
         except NotImplementedError as reason:

@@ -98,7 +98,9 @@ def check(
     profile: Profile = None,
     optimizer: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="What py: or cmd: implements: nadam, rmsprop or sgd."),
+        typer.Option(
+            metavar="NAME", help="What py: or cmd: implements: nadam, rmsprop, sgd or thor."
+        ),
     ] = None,
     as_json: Json = False,
     junit: Junit = None,
@@ -178,7 +180,7 @@ def check(
 @app.command(cls=Command)
 def gen(
     optimizer: Annotated[
-        str, typer.Option(metavar="NAME", help="What is implemented: nadam, rmsprop or sgd.")
+        str, typer.Option(metavar="NAME", help="What is implemented: nadam, rmsprop, sgd or thor.")
     ],
     select: Select = "*",
     takes: Annotated[
@@ -288,10 +290,10 @@ def _known(profile: str | None, found: Iterable[Any]) -> None:
 
 def _optimizer(name: str | None) -> str:
     """The name of an optimizer that the protocol can ask for."""
-    from refopt.oracle import rop
+    from refopt.oracle.spec import RULES
 
-    if name is None or name not in rop.OPTIMIZERS:
-        known = ", ".join(rop.OPTIMIZERS)
+    if name is None or name not in RULES:
+        known = ", ".join(RULES)
         msg = f"--optimizer must be one of {known}: what is implemented; got {name!r}"
         raise typer.BadParameter(msg)
     return name

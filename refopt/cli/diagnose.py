@@ -22,7 +22,7 @@ Implementation = Annotated[
 ]
 Optimizer = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="What py: or cmd: implements: nadam, rmsprop or sgd."),
+    typer.Option(metavar="NAME", help="What py: or cmd: is: nadam, rmsprop, sgd or thor."),
 ]
 Python = Annotated[
     str,

@@ -14,6 +14,7 @@ from refopt.cli.check import command_of
 from refopt.errors import RefoptError
 from refopt.oracle import live, report, rop, suite
 from refopt.oracle.golden import Recording
+from refopt.oracle.spec import RULES
 from refopt.oracle.verdict import CONFORMS, INCONCLUSIVE
 
 KEY = "refopt"  # of what a report carries: [implementation, status, undecided, excluded]
@@ -33,7 +34,7 @@ class Asked:
                 found: Iterable[Recording] = live.cases(name)
             else:
                 last = name.rpartition(":")[2]
-                of = of or (last if name.startswith("py:") and last in rop.OPTIMIZERS else None)
+                of = of or (last if name.startswith("py:") and last in RULES else None)
                 optimizer, command = command_of(name, of, python)
                 if not command:
                     known = f"py:MODULE:FUNCTION, cmd:PROGRAM, {', '.join(live.IMPLEMENTATIONS)}"

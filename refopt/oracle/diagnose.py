@@ -179,7 +179,7 @@ def _held(searches: dict[str, Search], against: str, progress: Progress) -> list
             if n and found:
                 break
         if found or not levels:
-            return found
+            return _clear(found, next(iter(searches.values())).judged[0].rule)
         if n == 1:  # two at once beside the most likely profiles alone
             progress("which profile is nearest")
             near = min(searches, key=lambda name: len(searches[name].shown(())))
@@ -190,6 +190,16 @@ def _held(searches: dict[str, Search], against: str, progress: Progress) -> list
                     searches[name].joint = True
                     levels[name] = islice(searches[name].levels(), 1, None)
     return []
+
+
+def _clear(found: list[Record], rule: ModuleType) -> list[Record]:
+    """Without those that say of an option by another axis that it is ignored, if others hold."""
+
+    def undoes(record: Record) -> bool:
+        own = rule.PROFILES[record.profile].choices
+        return any(rule.AXES[a][name] is getattr(own, a, None) for a, name in record.changes)
+
+    return [record for record in found if not undoes(record)] or found
 
 
 class _Found(NamedTuple):
@@ -214,7 +224,7 @@ class _Found(NamedTuple):
                 should = next(
                     (x for x in named if named[x] is getattr(wanted, axis, None)), "as-given"
                 )
-                if not does or does == should or not judge.matters(axis):
+                if not does or does == should or should not in named or not judge.matters(axis):
                     continue
                 others = tuple(change for change in record.changes if change[0] != axis)
                 instead = tuple(sorted((*others, (axis, should))))
@@ -342,7 +352,10 @@ def _every_mistake(optimizer: str) -> Iterator[tuple[str, Callable[[Any], Any]]]
     for q in fields:
         defaults = {getattr(profile.hyper, q) for profile in rule.PROFILES.values()}
         numbers = {x for x in defaults if isinstance(x, int | float) and not isinstance(x, bool)}
-        zero = {0.0} if any(isinstance(x, float) for x in numbers) else set()
+        limits = described[q].get("range", {})
+        allowed = limits.get("least", 0) <= 0 and limits.get("above", -1) < 0
+        real = q in rule.REQUIRED or any(isinstance(x, float) for x in numbers)
+        zero = {0.0} if allowed and real else set()
         for x in sorted(numbers | zero):
             yield f"{q}:{x:g}", partial(_put, q, x)
         if q in decays:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from refopt.oracle import golden, live, rop, suite
 from refopt.oracle.golden import Case, Recording, Run
+from refopt.oracle.spec import RULES
 from refopt.oracle.suite import FAILURES, Task
 
 
@@ -70,9 +71,9 @@ def vectors(optimizer: str, select: str = "*") -> list[Recording]:
 def cases(name: str, select: str = "*") -> list[Recording]:
     """What a framework is asked: the vectors; of THOR, whose network is its own, its recordings."""
     optimizer = live.IMPLEMENTATIONS[name].recordings.split("/")[0]
-    if optimizer in rop.OPTIMIZERS:
-        return vectors(optimizer, select)
-    return list(suite.selected(live.cases(name), select))
+    if hasattr(RULES[optimizer], "Layer"):
+        return list(suite.selected(live.cases(name), select))
+    return vectors(optimizer, select)
 
 
 def subjects(name: str, tasks: Iterable[Task], progress: Callable[[str], None]) -> list[Subject]:

@@ -17,8 +17,9 @@ from refopt.errors import CaseError
 from refopt.interp.formats import COMPLEX, FORMATS, from_bits, to_bits
 from refopt.optim.nadam import NAdam
 from refopt.optim.rmsprop import RMSprop
+from refopt.optim.thor import THOR
 from refopt.oracle import golden, refused, spec, suite
-from refopt.oracle.golden import Case, Recording, Schedule, Sparse
+from refopt.oracle.golden import BY_LAYER, Case, Recording, Schedule, Sparse
 from refopt.oracle.live import unjudged
 from refopt.oracle.own import numpy_run
 from refopt.oracle.process import Failure, Process, message
@@ -26,18 +27,18 @@ from refopt.oracle.spec import RULES
 from refopt.oracle.suite import BROKEN, CRASHED, LACKS, REJECTED, SKIPPED, Item, Task
 from refopt.oracle.verdict import CONFORMS, VIOLATION
 
-OPTIMIZERS = [name for name, rule in RULES.items() if not hasattr(rule, "Layer")]
-"""What the protocol can ask for."""
-OBJECTS = {"nadam": NAdam, "rmsprop": RMSprop}
+OBJECTS: dict[str, Any] = {"nadam": NAdam, "rmsprop": RMSprop, "thor": THOR}
 """Where what is documented is an object of this package."""
 
 MANY, LONGEST = 10_000, 2**16  # questions, and characters of an answer in a file, that are kept
 HELLO_SECONDS = 120.0  # until the program has started
 KINDS = (
     *("invalid-hyperparameter", "shape-mismatch", "dtype-mismatch"),
-    *("missing-gradient", "state-mismatch", "non-finite"),
+    *("missing-gradient", "missing-statistics", "state-mismatch", "non-finite"),
 )
 """Why a program may reject a case."""
+IDLE = ("split_dim",)
+"""Hyperparameters that vectors state, and the documented optimizer does not use."""
 
 Message = dict[str, Any]
 Ask = Callable[[Message], Message]
@@ -70,7 +71,8 @@ def words(optimizer: str) -> list[str]:
     """What a program may say it takes."""
     rule = RULES[optimizer]
     dtypes = [*FORMATS, *COMPLEX]
-    extras = ["several", "missing", "rejects", "set_state"]
+    extras = ["several", "missing", "rejects"]
+    extras += ["schedule", *rule.KINDS] if hasattr(rule, "Layer") else ["set_state"]
     extras += ["sparse"] if hasattr(rule, "Rows") else []
     extras += ["schedule", "order"] if hasattr(rule, "scheduled") else []
     return [*dtypes, *extras, *rule.Hyper._fields, *rule.OPTIONS]
@@ -78,7 +80,11 @@ def words(optimizer: str) -> list[str]:
 
 def plain(optimizer: str) -> set[str]:
     """What a program takes that knows nothing beyond the plain optimizer."""
-    return {"float32", "float64", "several", "missing", *RULES[optimizer].REQUIRED}
+    rule = RULES[optimizer]
+    found = {"float32", "float64", "several", "missing", *rule.REQUIRED}
+    if hasattr(rule, "Layer"):
+        found |= {rule.DENSE, *(name for name, x in rule.Hyper()._asdict().items() if x)}
+    return found
 
 
 def needs(case: Case) -> set[str]:
@@ -86,8 +92,11 @@ def needs(case: Case) -> set[str]:
     given = [case.hyper, *(overrides for _, overrides in case.groups), *case.changes.values()]
     found = {name for hyper in given for name, x in hyper.items() if x != 0}
     found |= {name for name, on in case.options.items() if on}
+    found |= {layer.kind for layer in case.layers.values()}
     found |= {p["dtype"] for p in case.source["params"]}
     found |= {*case.source["hyper"]} if refused.must(case) else set()
+    found -= {*IDLE}
+    values = [*case.hyper.values(), *case.source["hyper"].values()]
     arrays = [grad for row in case.grads for grad in row]
     return found | {
         word
@@ -95,7 +104,8 @@ def needs(case: Case) -> set[str]:
             "several": len(case.params) > 1,
             "missing": None in arrays,
             "sparse": any(isinstance(grad, Sparse) for grad in arrays),
-            "schedule": isinstance(case.hyper["lr"], Schedule),
+            "schedule": any(isinstance(x, Schedule | list) for x in values),
+            "groups": bool(case.layers) and len(case.groups) > 1,
             "order": bool(case.orders),
             "rejects": refused.must(case),
         }.items()
@@ -167,7 +177,7 @@ def _states(case: Case) -> dict[int, dict[str, list[Any]]]:
     }
 
 
-_ARRAYS = {q for name in OPTIMIZERS for q in RULES[name].State._fields}
+_ARRAYS = {q for name in RULES for q in RULES[name].State._fields}
 
 
 def _groups(case: Case) -> Iterator[tuple[list[int], list[Message]]]:
@@ -180,6 +190,7 @@ def _groups(case: Case) -> Iterator[tuple[list[int], list[Message]]]:
 def _asked(case: Case, source: dict[str, Any]) -> Iterator[tuple[list[int], list[Message]]]:
     groups = source.get("groups", [{"params": [*range(len(case.params))]}])
     changes, orders = source.get("changes", {}), source.get("order", {})
+    seen = source.get("statistics", {})
     for group in groups:
         members = group["params"]
         first = {
@@ -191,12 +202,16 @@ def _asked(case: Case, source: dict[str, Any]) -> Iterator[tuple[list[int], list
             "options": source.get("options", {}),
             "params": [source["params"][i]["bits"] for i in members],
         }
+        if case.layers:
+            names = [source["params"][i].get("name", "") for i in members]
+            first |= {"layers": source["layers"], "names": names}
         steps = []
         for t in range(1, case.steps + 1):
             grads = source["grads"][(t - 1) % len(source["grads"])]
             step = {"op": "step", "t": t, "grads": [grads[i] for i in members]}
             step |= {"hyper": changes[str(t)]} if str(t) in changes else {}
             step |= {"order": orders[str(t)]} if str(t) in orders else {}
+            step |= {"statistics": seen[str(t)]} if str(t) in seen else {}
             steps.append(step)
         yield members, [first, *steps]
 
@@ -301,6 +316,7 @@ def _run(program: Spoken, case: Case, parts: list[Part], ask: Ask) -> dict[str, 
     """The run of a case as a recording has it."""
     rule = RULES[suite.optimizer(case.id)]
     dtypes = {q: "float64" for q in (*rule.Clock._fields, "lr") if q in rule.OBSERVABLE}
+    factored = sum(layer.kind in rule.FACTORED for layer in case.layers.values())
     steps: dict[str, dict[str, list[Any]]] = {str(t): {} for t in range(1, case.steps + 1)}
     for members, (first, *rest) in parts:
         _accepted(ask(first), first)
@@ -319,8 +335,13 @@ def _run(program: Spoken, case: Case, parts: list[Part], ask: Ask) -> dict[str, 
                 if q not in rule.OBSERVABLE:
                     known = ", ".join(rule.OBSERVABLE)
                     _refuse(case, question, f"what is shown must be among {known}; got {q!r:.80}")
-                if not isinstance(values, list) or len(values) != len(members):
-                    _refuse(case, question, f"{q} must list {len(members)}, got {values!r:.80}")
+                by_layer = q in BY_LAYER and bool(case.layers)
+                size = factored if by_layer else len(members)
+                if not isinstance(values, list) or len(values) != size:
+                    _refuse(case, question, f"{q} must list {size}, got {values!r:.80}")
+                if by_layer:
+                    steps[str(question["t"])][q] = values
+                    continue
                 column = steps[str(question["t"])].setdefault(q, [None] * len(case.params))
                 for i, value in zip(members, values, strict=True):
                     column[i] = value
@@ -361,13 +382,18 @@ def function(place: str, optimizer: str, python: str) -> list[str]:
     """The command that runs a plain function by the protocol."""
     rule, named = RULES[optimizer], keywords(optimizer)
     counters = [q for q in rule.OBSERVABLE if q in rule.Clock._fields]
+    factors = BY_LAYER if hasattr(rule, "Layer") else ()
+    arrays = {*rule.State._fields, *(rule.Quantities._fields if factors else ())} - {*factors}
     known = {
         "documented": named,
         "others": [n for n in (*rule.Hyper._fields, *rule.OPTIONS) if n not in named],
         "absent": rule.PROFILES["documented"].hyper._asdict(),
         "options": rule.OPTIONS,
-        "arrays": [q for q in rule.OBSERVABLE if q in rule.State._fields],
+        "arrays": [q for q in rule.OBSERVABLE if q in arrays - {"param"}],
         "numbers": counters,
+        "factors": factors,
+        "kinds": [*rule.KINDS] if factors else [],
+        "factored": [*rule.FACTORED] if factors else [],
     }
     adapter = golden.root() / "adapters" / "function.py"
     return [python, str(adapter), place, json.dumps(known)]
@@ -425,8 +451,8 @@ class Answers:
                 self._found[seq] = answer
         first = self._found.get(0, {})
         optimizer = first.get("optimizer")
-        if not isinstance(optimizer, str) or optimizer not in OPTIMIZERS:
-            wanted = f"an answer to hello (seq 0, optimizer one of {', '.join(OPTIMIZERS)})"
+        if not isinstance(optimizer, str) or optimizer not in RULES:
+            wanted = f"an answer to hello (seq 0, optimizer one of {', '.join(RULES)})"
             msg = f"{wanted} is required, got {first!r:.200}"
             raise CaseError("; ".join([msg, *self._outside[:1]]))
         if first.get("suite") != suite.version():

@@ -136,20 +136,23 @@ class Search:
     ) -> tuple[Beside | None, Any]:
         """(the first observation of run `n` outside, the range of the one it was stuck at).
 
-        A rule that does not keep what the run is stuck at gets no further.
+        A rule that does not keep what the run is stuck at gets no further; nor does one that has
+        no bounds for it.
         """
-        first, there, decided = None, None, False
+        first, there, decided, vague = None, None, False, False
         with precision():
             for beside in self.judged[n].beside(changes):
                 decided = decided or beside.decides
                 first = first or (None if beside.holds else beside)
                 if stuck is not None and beside.key == stuck.key:
                     there = beside.range
+                    vague = stuck.decides and not beside.decides
                 if first and (stuck is None or there is not None or beside.place > stuck.place):
                     break
         if decided:
             self._decided.add(self._key(n, changes))
-        lost = stuck is not None and there is None and (first is None or first.place > stuck.place)
+        further = stuck is not None and (first is None or first.place > stuck.place)
+        lost = further and (there is None or vague)
         return (stuck if lost else first), there
 
     def _further(self, known: Changes, stuck: Stuck) -> Iterator[tuple[Changes, Stuck | None]]:
