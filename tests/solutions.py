@@ -82,20 +82,34 @@ def step(param, grad, state, *, a, ds, learning_rate, damping, momentum, batch_s
 SOLUTIONS = {"sgd": SGD, "rmsprop": RMSPROP, "nadam": NADAM, "thor": THOR}
 
 BUFFER = 'b = g if state is None else momentum * state["buffer"] + (1 - dampening) * g'
+BUFFERED = "SGD-4.1 SGD-5.1 SGD-5.2"  # all that leads to a buffer
+DIRECTION = "RMS-5.2 RMS-5.3 RMS-5.4 RMS-6.1"
+MOVE = "NAD-6.3 NAD-9.1 NAD-9.2 NAD-10.1 NAD-11.1 NAD-11.2 NAD-11.3"
 NOW = "(t * momentum_decay)"
 NEXT = "betas[0] * (1 - 0.5 * 0.96 ** ((t + 1) * momentum_decay))"
 
 MISTAKES = {
     "sgd": {
+        "dampening swapped": Mistake("(1 - dampening) * g", "dampening * g", 2, "buffer", BUFFERED),
+        "decoupled": Mistake(
+            "g = grad + weight_decay * param",
+            "g = grad\n    param = param - lr * weight_decay * param",
+            *(1, "buffer", "SGD-4.1"),
+        ),
+        "the rate squared": Mistake("lr * b", "lr * lr * b", 1, "param", "SGD-6.1"),
+        "only the first decays": Mistake(
+            "(1 - dampening) * g", "(1 - dampening) * grad", 2, "buffer", BUFFERED
+        ),
+        "the sign in the buffer": Mistake('{"buffer": b}', '{"buffer": -b}', 1, "buffer", BUFFERED),
         "plus": Mistake("param - lr", "param + lr", 1, "param", "SGD-6.1"),
         "no decay": Mistake(" + weight_decay * param", "", 1, "buffer", "SGD-4.1"),
-        "negative decay": Mistake("+ weight_decay", "- weight_decay", 1, "buffer", "SGD-5.1"),
+        "negative decay": Mistake("+ weight_decay", "- weight_decay", 1, "buffer", BUFFERED),
         "the first dampened too": Mistake(
             "b = g if", "b = (1 - dampening) * g if", 1, "buffer", "SGD-5.2"
         ),
         "never dampened": Mistake("(1 - dampening) * g", "g", 2, "buffer", "SGD-5.2"),
         "momentum swapped": Mistake(
-            "momentum * state", "(1 - momentum) * state", 2, "buffer", "SGD-5.1"
+            "momentum * state", "(1 - momentum) * state", 2, "buffer", "SGD-1.5"
         ),
         "a mean": Mistake(
             BUFFER,
@@ -107,7 +121,7 @@ MISTAKES = {
             'b = lr * g + (momentum * state["buffer"] if state else 0)\n    return param - b',
             *(1, "buffer", "SGD-5.1"),
         ),
-        "the buffer forgotten": Mistake('{"buffer": b}', '{"buffer": g}', 2, "buffer", "SGD-5.1"),
+        "the buffer forgotten": Mistake('{"buffer": b}', '{"buffer": g}', 2, "buffer", BUFFERED),
         "the gradient moves": Mistake("lr * b", "lr * g", 2, "param", "SGD-6.1"),
         "Nesterov": Mistake("lr * b", "lr * (g + momentum * b)", 1, "param", "SGD-5.1"),
         "the buffer before": Mistake(
@@ -117,6 +131,15 @@ MISTAKES = {
         ),
     },
     "rmsprop": {
+        "no root": Mistake("np.sqrt(v)", "v", 1, "buffer", DIRECTION),
+        "the root of v before": Mistake(
+            "np.sqrt(v)", 'np.sqrt(state["v"])', 1, "buffer", DIRECTION
+        ),
+        "v corrected": Mistake("np.sqrt(v)", "np.sqrt(v / (1 - rho))", 1, "buffer", DIRECTION),
+        "momentum swapped": Mistake(
+            "momentum * state", "(1 - momentum) * state", 2, "buffer", "RMS-1.3"
+        ),
+        "the sum of squares": Mistake("grad * grad", "np.sum(grad * grad)", 1, "v", "RMS-4.1"),
         "epsilon inside": Mistake(
             "(np.sqrt(v) + epsilon)", "np.sqrt(v + epsilon)", 1, "buffer", "RMS-5.4"
         ),
@@ -125,7 +148,7 @@ MISTAKES = {
         ),
         "no epsilon": Mistake("(np.sqrt(v) + epsilon)", "np.sqrt(v)", 1, "buffer", "RMS-5.4"),
         "rho swapped": Mistake(
-            'rho * state["v"] + (1 - rho)', '(1 - rho) * state["v"] + rho', 1, "v", "RMS-4.1"
+            'rho * state["v"] + (1 - rho)', '(1 - rho) * state["v"] + rho', 1, "v", "RMS-1.13"
         ),
         "no square": Mistake("grad * grad", "grad", 1, "v", "RMS-4.1"),
         "v from one": Mistake(
@@ -144,6 +167,18 @@ MISTAKES = {
         "the root stored": Mistake('"v": v', '"v": np.sqrt(v)', 1, "v", "RMS-4.1"),
     },
     "nadam": {
+        "no root": Mistake("np.sqrt(v_hat)", "v_hat", 1, "param", MOVE),
+        "v corrected by the next step": Mistake("** t)", "** (t + 1))", 1, "param", MOVE),
+        "the coefficients swapped": Mistake(
+            "m_hat = mu_next / (1 - product * mu_next) * m + (1 - mu)",
+            "m_hat = mu / (1 - product * mu_next) * m + (1 - mu_next)",
+            *(1, "param", MOVE),
+        ),
+        "the product forgotten": Mistake(
+            '"product": product', '"product": mu', 2, "product", "NAD-5.3 NAD-6.2"
+        ),
+        "the count forgotten": Mistake('{"t": t,', '{"t": 0,', 1, "t", "NAD-5.2"),
+        "v corrected and stored": Mistake('"v": v}', '"v": v_hat}', 1, "v", "NAD-8.1"),
         "epsilon inside": Mistake(
             "(np.sqrt(v_hat) + eps)", "np.sqrt(v_hat + eps)", 1, "param", "NAD-11.2"
         ),
@@ -159,7 +194,7 @@ MISTAKES = {
         "m corrected and stored as m_hat": Mistake('"m": m,', '"m": m_hat,', 1, "m", "NAD-7.1"),
         "from step 0": Mistake('t = state["t"] + 1', 't = state["t"]', 1, "t", "NAD-5.2"),
         "the schedule from 0": Mistake(
-            "(t * momentum_decay))", "((t - 1) * momentum_decay))", 1, "product", "NAD-6.2"
+            "(t * momentum_decay))", "((t - 1) * momentum_decay))", 1, "product", "NAD-5.3 NAD-6.2"
         ),
         "betas swapped": Mistake(
             "    zero =", "    betas = betas[::-1]\n    zero =", 1, "product", "NAD-1.2"
@@ -190,12 +225,25 @@ MISTAKES = {
         ),
     },
     "thor": {
-        "A over the batch size": Mistake("/ len(a)", "/ batch_size", 1, "A", "THO-3.2"),
+        "damping everywhere": Mistake(
+            "G + damping * np.eye(len(G))",
+            "G + damping",
+            *(1, "g_inverse", "THO-4.1 THO-4.4 THO-5.2"),
+        ),
+        "a covariance": Mistake(
+            "a.T @ a / len(a)", "np.cov(a.T, bias=True)", 1, "A", "THO-3.1 THO-3.2"
+        ),
+        "a diagonal": Mistake(
+            "a.T @ a / len(a)", "np.diag(np.mean(a * a, 0))", 1, "A", "THO-3.1 THO-3.2"
+        ),
+        "no momentum": Mistake("momentum * old", "old", 2, "m", "THO-6.1 THO-8.1"),
+        "plus": Mistake("param - l", "param + l", 1, "param", "THO-8.1"),
+        "A over the batch size": Mistake("/ len(a)", "/ batch_size", 1, "A", "THO-3.1 THO-3.2"),
         "A over its features": Mistake("/ len(a)", "/ a.shape[1]", 1, "A", "THO-3.2"),
-        "G over the batch size": Mistake("/ len(ds)", "/ batch_size", 1, "G", "THO-3.2"),
+        "G over the batch size": Mistake("/ len(ds)", "/ batch_size", 1, "G", "THO-3.1 THO-3.2"),
         "G of the mean loss": Mistake("batch_size**2 * G", "G", 1, "g_inverse", "THO-4.1"),
         "batch size once": Mistake(
-            "batch_size**2", "batch_size", 1, "g_inverse", "THO-4.4 THO-5.2"
+            "batch_size**2", "batch_size", 1, "g_inverse", "THO-4.1 THO-4.4 THO-5.2"
         ),
         "the root of the damping": Mistake(
             "    A = a.T", "    damping = damping**0.5\n    A = a.T", 1, "a_inverse", "THO-4.4"
@@ -208,7 +256,7 @@ MISTAKES = {
             "x = A + damping * np.eye(len(A))",
             *(1, "a_inverse", "THO-4.4 THO-5.2"),
         ),
-        "one side only": Mistake("y @ grad @ x", "grad @ x", 1, "m", "THO-8.1"),
+        "one side only": Mistake("y @ grad @ x", "grad @ x", 1, "m", "THO-6.1 THO-8.1"),
         "a mean": Mistake(
             "old + y @ grad @ x", "old + (1 - momentum) * (y @ grad @ x)", 1, "m", "THO-8.1"
         ),

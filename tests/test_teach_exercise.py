@@ -1,6 +1,7 @@
 """An exercise leads from an empty step to one that conforms, and each mistake to its own hint."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -98,8 +99,9 @@ def test_a_mistake_leads_to_its_hint(name: str, mistake: Mistake, tmp_path: Path
     first, second, third = report.hints
     assert first.startswith(f"step {mistake.step}, {mistake.quantity}: element ")
     texts = {c["id"]: c["text"] for c in spec.load(name)["clauses"]}
-    stated = (f"{id_}: {texts[id_]}" for id_ in mistake.clause.split())
-    assert second.startswith(" ".join(stated))
+    stated = [f"{id_}: {texts[id_]}" for id_ in mistake.clause.split()]
+    several = ["One of these is broken:"] if len(stated) > 1 else []
+    assert second.startswith("\n".join([*several, *stated]))
     assert all(" = " in line and line not in first + second for line in third.splitlines())
 
 
@@ -150,7 +152,12 @@ def test_a_student_gets_from_empty_to_conforming_by_hints_alone(tmp_path: Path) 
         ('{"buffer": b}', "b", "step 1: step must return (param, state), state a dict"),
         ("    b =", "    param += 1\n    b =", "step 1: step must not write to its arguments"),
         ("param - lr", "np.float32(1) * (param - lr", "can be loaded"),
-        ("return param - lr * b", "return np.sum(param)", "of float64 and shape (3,), got float64"),
+        ("return param - lr * b", "return param[:1]", "of float64 and shape (3,), got float64"),
+        ("return param - lr * b", "return list(param)", "step 1: step must return a param that is"),
+        ("    b =", "    raise SystemExit\n    b =", "step 1: step raised SystemExit"),
+        ("OPTIMIZER =", "raise SystemExit\nOPTIMIZER =", "can be loaded"),
+        ('{"buffer": b}', '{"buffer": np.float32(b)}', "step 1: buffer must be of float64, got"),
+        ('{"buffer": b}', '{"buffer": "b"}', "step 1: buffer must be numbers, got 'b'"),
         ('{"buffer": b}', '{"buffer": b[:1]}', "step 1: buffer must have shape (3,), got (1,)"),
     ],
 )
@@ -172,6 +179,16 @@ def test_an_error_names_the_line_of_the_file(tmp_path: Path) -> None:
     )
 
 
+def test_a_step_without_an_end_is_ended_and_the_line_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exercise, "SECONDS", 0.3)
+    loop = "    import time\n    while True:\n        time.sleep(0.01)\n    return param"
+    path = written(tmp_path, SOLUTIONS["sgd"].replace("    return param", loop))
+    (hint,) = check(path).hints
+    assert re.fullmatch(r"step 1: step does not end within 0.3 s \(line 1[123]\)", hint)
+
+
 def test_a_state_that_shows_less_is_judged_by_what_it_shows(tmp_path: Path) -> None:
     mistake = MISTAKES["rmsprop"]["epsilon inside"]
     bare = (
@@ -185,6 +202,9 @@ def test_a_state_that_shows_less_is_judged_by_what_it_shows(tmp_path: Path) -> N
     assert check(written(tmp_path, bare)).conforms
     report = check(written(tmp_path, bare.replace(mistake.old, mistake.new)))
     assert (report.step, report.quantity, report.clause) == (1, "param", "RMS-5.4")
+    report = check(written(tmp_path, bare.replace("np.sqrt(v)", "v")))
+    assert report.clause == " ".join([*EXERCISES["rmsprop"].state.values(), "RMS-6.2"])
+    assert report.hints[2].startswith("gₜ = ")  # from the beginning: nothing before is shown
 
 
 def test_what_is_no_exercise_is_refused(tmp_path: Path) -> None:

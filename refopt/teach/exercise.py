@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import importlib.util
 import random
+import sys
 import textwrap
+import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +30,7 @@ from refopt.oracle.verdict import Finding
 from refopt.teach.runs import known
 
 STEPS, SHAPE, ROWS = 5, (3,), 6
+SECONDS = 10.0  # in which a step of a few numbers must have ended
 DTYPE = "float64"
 
 
@@ -37,48 +40,46 @@ class Exercise(NamedTuple):
     optimizer: str
     hyper: dict[str, float]  # sharp, so that a mistake shows
     changes: dict[int, dict[str, float]]  # step -> what is set before it
-    state: dict[str, str]  # what a state shows, and the clauses that say what it is
-    moves: str  # the clause of the move
+    state: dict[str, str]  # what a state shows, and the clauses that lead to it
+    moves: str  # the clauses that lead on to the parameter
     shape: tuple[int, ...] = SHAPE
     layer: bool = False  # whether the step also sees what a layer saw
 
-
-INVERSE = "THO-4.4 THO-5.2"  # what is inverted, and how
 
 EXERCISES = {
     x.optimizer: x
     for x in (
         Exercise(
             "sgd",
-            {"lr": 0.125, "momentum": 0.75, "dampening": 0.5, "weight_decay": 0.25},
+            {"lr": 0.125, "momentum": 0.75, "dampening": 0.375, "weight_decay": 0.1875},
             {4: {"lr": 0.5}},
-            {"buffer": "SGD-5.1"},
+            {"buffer": "SGD-4.1 SGD-5.1 SGD-5.2"},
             "SGD-6.1",
         ),
         Exercise(
             "rmsprop",
-            {"lr": 0.125, "rho": 0.75, "momentum": 0.5, "epsilon": 0.25},
+            {"lr": 0.125, "rho": 0.75, "momentum": 0.625, "epsilon": 0.1875},
             {4: {"lr": 0.5}},
-            {"v": "RMS-4.1", "buffer": "RMS-6.1"},
+            {"v": "RMS-4.1", "buffer": "RMS-5.2 RMS-5.3 RMS-5.4 RMS-6.1"},
             "RMS-6.2",
         ),
         Exercise(
             "nadam",
             {
-                **{"lr": 0.125, "beta1": 0.75, "beta2": 0.875, "epsilon": 0.25},
-                **{"weight_decay": 0.0, "momentum_decay": 0.5},
+                **{"lr": 0.15625, "beta1": 0.75, "beta2": 0.875, "epsilon": 0.1875},
+                **{"weight_decay": 0.0, "momentum_decay": 0.375},
             },
             {4: {"lr": 0.5}},
-            {"t": "NAD-5.2", "product": "NAD-6.2", "m": "NAD-7.1", "v": "NAD-8.1"},
-            "NAD-11.3",
+            {"t": "NAD-5.2", "product": "NAD-5.3 NAD-6.2", "m": "NAD-7.1", "v": "NAD-8.1"},
+            "NAD-6.3 NAD-9.1 NAD-9.2 NAD-10.1 NAD-11.1 NAD-11.2 NAD-11.3",
         ),
         Exercise(
             "thor",
-            {"lr": 0.125, "damping": 0.25, "momentum": 0.75, "batch_size": 4, "frequency": 1},
+            {"lr": 0.125, "damping": 0.3125, "momentum": 0.75, "batch_size": 4, "frequency": 1},
             {},
             {
-                **{"A": "THO-3.2", "G": "THO-3.2", "a_inverse": INVERSE},
-                **{"g_inverse": INVERSE, "m": "THO-8.1"},
+                **{"A": "THO-3.1 THO-3.2", "G": "THO-3.1 THO-3.2", "a_inverse": "THO-4.4 THO-5.2"},
+                **{"g_inverse": "THO-4.1 THO-4.4 THO-5.2", "m": "THO-6.1 THO-8.1"},
             },
             "THO-8.1",
             (2, 3),
@@ -196,8 +197,8 @@ def loaded(path: Path) -> tuple[str, Callable[..., Any]]:
         raise CaseError(msg)
     module = importlib.util.module_from_spec(found)
     try:
-        found.loader.exec_module(module)
-    except Exception as error:
+        _ended(found.loader.exec_module, path, module)
+    except (Exception, SystemExit) as error:  # the student's own
         msg = f"FILE must be a Python file that can be loaded, got {path}: {_where(error, path)}"
         raise CaseError(msg) from error
     optimizer, step = getattr(module, "OPTIMIZER", None), getattr(module, "step", None)
@@ -210,11 +211,47 @@ def loaded(path: Path) -> tuple[str, Callable[..., Any]]:
     return optimizer, step
 
 
+class Endless(Exception):
+    """A function that does not end."""
+
+
+def _ended(function: Callable[..., Any], path: Path, *given: Any, **more: Any) -> Any:
+    """What a function of the file returns. Raises Endless where it does not."""
+    outcome: list[Any] = []
+
+    def run() -> None:
+        try:
+            outcome.extend((function(*given, **more), None))
+        except BaseException as error:  # raised again below
+            outcome.extend((None, error))
+
+    # an endless loop ends with the process
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(SECONDS)
+    if not outcome:
+        frame = sys._current_frames().get(thread.ident or 0)
+        place = _place(traceback.extract_stack(frame), path)
+        msg = f"does not end within {SECONDS:g} s{place}"
+        raise Endless(msg)
+    result, error = outcome
+    if error is not None:
+        raise error
+    return result
+
+
 def _where(error: BaseException, path: Path) -> str:
     """An error, and the last line of the file that it came through."""
-    lines = [x.lineno for x in traceback.extract_tb(error.__traceback__) if x.filename == str(path)]
-    place = f" (line {lines[-1]})" if lines else ""
-    return f"{type(error).__name__}: {error}{place}"
+    if isinstance(error, Endless):
+        return str(error)
+    place = _place(traceback.extract_tb(error.__traceback__), path)
+    return f"raised {type(error).__name__}: {error}{place}"
+
+
+def _place(stack: traceback.StackSummary, path: Path) -> str:
+    """The last line of the file on a stack."""
+    lines = [x.lineno for x in stack if x.filename == str(path)]
+    return f" (line {lines[-1]})" if lines else ""
 
 
 def case_of(x: Exercise) -> Case:
@@ -276,15 +313,17 @@ def run_of(x: Exercise, case: Case, step: Callable[..., Any], path: Path) -> Run
             given[q] = np.reshape(np.array(tensor.values), tensor.shape)
         kept = [np.copy(param), np.copy(grad)]
         try:
-            result = step(param, grad, state, **given)
-        except Exception as error:  # the student's own
-            raise Wrong(t, f"step raised {_where(error, path)}") from error
+            result = _ended(step, path, param, grad, state, **given)
+        except (Exception, SystemExit) as error:  # the student's own
+            raise Wrong(t, f"step {_where(error, path)}") from error
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
             raise Wrong(t, f"step must return (param, state), state a dict; got {result!r:.80}")
         pairs = zip(kept, (param, grad), strict=True)
         if not all(np.array_equal(a, b, equal_nan=True) for a, b in pairs):
             raise Wrong(t, "step must not write to its arguments")
-        param, state = np.asarray(result[0]), result[1]
+        if not isinstance(result[0], np.ndarray):
+            raise Wrong(t, f"step must return a param that is an array, got {result[0]!r:.80}")
+        param, state = result
         if param.shape != x.shape or param.dtype != DTYPE:
             got = f"{param.dtype} of shape {param.shape}"
             raise Wrong(t, f"step must return a param of float64 and shape {x.shape}, got {got}")
@@ -304,8 +343,14 @@ def _show(
     steps: dict[int, dict[str, Any]],
     factors: dict[int, dict[str, dict[str, Tensor]]],
 ) -> None:
-    """Put a quantity of a state where a run has it. Raises Wrong where its shape is another."""
-    array = np.asarray(value, float)
+    """Put a quantity of a state where a run has it. Raises Wrong where it is no such array."""
+    try:
+        array = np.asarray(value, DTYPE)
+    except (TypeError, ValueError):
+        raise Wrong(t, f"{q} must be numbers, got {value!r:.80}") from None
+    kind = np.asarray(value).dtype
+    if kind.kind == "f" and kind != DTYPE:
+        raise Wrong(t, f"{q} must be of {DTYPE}, got {kind}")
     if q in golden.BY_LAYER:
         n = x.shape[1] if q in ("A", "a_inverse") else x.shape[0]
         if array.shape != (n, n):
@@ -359,18 +404,20 @@ def _told(x: Exercise, case: Case, run: Run, first: Finding, checks: int) -> Rep
     changes = [c for changes in found for c in changes if _possible(x, *c)]
     # a formula says more than a number that is taken for another
     axis, alternative = min(changes, key=lambda c: c[0] == "given", default=("", ""))
-    clause = clause_of(x.optimizer, axis, alternative, first.quantity)
+    shown = {*run.steps[first.step], *(run.factors or {}).get(first.step, {})}
+    clause = clause_of(x.optimizer, axis, alternative, first.quantity, shown)
     where = f"step {first.step}, {first.quantity}"
     got = f"element {first.element} is {first.observed!r}"
     ends = "" if np.isnan(first.low) else f"; rounding allows {first.low!r} to {first.high!r}"
     texts = {c["id"]: c["text"] for c in data["clauses"]}
-    second = " ".join(f"{id_}: {texts[id_]}" for id_ in clause.split())
+    cited = [f"{id_}: {texts[id_]}" for id_ in clause.split()]
+    second = "\n".join(["One of these is broken:", *cited] if len(cited) > 1 else cited)
     named = data["axes"].get(axis, {}).get("alternatives", {}).get(alternative)
     if named:
         second += f" Yours: {named['text']}."
     elif alternative:
         second += f" Yours takes {_mistake(alternative)}."
-    third = "\n".join(_equations(x, case, axis, alternative, first.quantity))
+    third = "\n".join(_equations(x, axis, alternative, first.quantity, shown))
     return Report(
         x.optimizer,
         checks,
@@ -394,21 +441,31 @@ def _mistake(name: str) -> str:
     return f"{instead} for {field}" if instead else name
 
 
-def clause_of(optimizer: str, axis: str, alternative: str, quantity: str) -> str:
-    """The clause, or clauses, that say what is right."""
+def clause_of(
+    optimizer: str, axis: str, alternative: str, quantity: str, shown: Container[str]
+) -> str:
+    """The clause that says what is right; all that lead to the quantity, where it has no name."""
     data = spec.load(optimizer)
     field = alternative.partition(":")[0]
-    if axis in data["axes"] and axis != "given":
+    if alternative in data["axes"].get(axis, {}).get("alternatives", {}):
         clause: str = data["axes"][axis]["clause"]
         return clause
     if field in data["hyperparameters"]:
         stated: str = data["hyperparameters"][field]["clause"]
         return stated
-    x = EXERCISES[optimizer]
-    return x.state.get(quantity, x.moves)
+    x, leading = EXERCISES[optimizer], []
+    for name, clauses in {**x.state, "param": x.moves}.items():
+        leading.append(clauses)
+        if name == quantity:
+            break
+        if name in shown:
+            leading = []
+    return " ".join(leading)
 
 
-def _equations(x: Exercise, case: Case, axis: str, alternative: str, quantity: str) -> list[str]:
+def _equations(
+    x: Exercise, axis: str, alternative: str, quantity: str, shown: Container[str]
+) -> list[str]:
     """The documented equations of what differs: of its axis, else of the quantity."""
     rule, data = RULES[x.optimizer], spec.load(x.optimizer)
     documented = rule.PROFILES["documented"]
@@ -424,21 +481,25 @@ def _equations(x: Exercise, case: Case, axis: str, alternative: str, quantity: s
     elif (field := alternative.partition(":")[0]) in data["hyperparameters"]:
         symbol = data["hyperparameters"][field]["symbol"]
         wanted = {left for left, right in lines.items() if symbol in right}
+    if quantity == "t":
+        return ["t = 1 after the first step, 2 after the second"]
     if not wanted:
-        wanted = _leading_to(x, data["quantities"], [*lines], quantity)
+        names = {left: name.rpartition(".")[2] for name, left in data["quantities"].items()}
+        wanted = _leading_to(lines, names, quantity, shown)
     return [f"{unicode(left)} = {unicode(lines[left])}" for left in lines if left in wanted]
 
 
 def _leading_to(
-    x: Exercise, symbols: Mapping[str, str], lefts: list[str], quantity: str
+    lines: Mapping[str, str], names: Mapping[str, str], quantity: str, shown: Container[str]
 ) -> set[str]:
-    """The equations of a quantity, from the last one that a state shows before it."""
-    found: list[str] = []
-    names = {left: name.rpartition(".")[2] for name, left in symbols.items()}
-    for left in lefts:
-        found.append(left)
+    """The equations of a quantity, and what enters them from the last one that is shown."""
+    before: list[str] = []
+    for left in lines:
         if names[left] == quantity:
             break
-        if names[left] in x.state:
-            found = []
-    return {*found}
+        before = [] if names[left] in shown else [*before, left]
+    found = {left}
+    for earlier in reversed(before):
+        if any(earlier in lines[later] for later in found):
+            found.add(earlier)
+    return found
