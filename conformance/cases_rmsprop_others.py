@@ -406,7 +406,7 @@ def timm() -> list[Case]:
 def keras2() -> list[Case]:
     """TensorFlow 2.15: epsilon and learning rate inside, decoupled decay, sparse gradients."""
     of = {"family": "keras-2.15"}
-    return [
+    found = [
         *keras(of["family"]),
         *subnormal("keras-2.15", "subnormal flush"),
         *on(
@@ -430,6 +430,12 @@ def keras2() -> list[Case]:
         ),
         *sparse(),
     ]
+    return [case if _traced_once(case) else case | {"profiles": ["keras-2.15"]} for case in found]
+
+
+def _traced_once(case: Case) -> bool:
+    """Whether one graph does every step."""
+    return "order" not in case and not any(g is None for row in case["grads"] for g in row)
 
 
 def keras3() -> list[Case]:

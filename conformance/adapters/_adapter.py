@@ -194,13 +194,13 @@ def serve(framework, version, packages, profiles, optimizer, patched=(), run=run
     say({"hello": hello})
     for line in sys.stdin:
         case = json.loads(line)
-        try:
-            chosen = [name for name in profiles if name in case.get("profiles", profiles)]
-            runs = {name: run(optimizer, name, case) for name in chosen}
-        except Inexpressible as reason:
-            say({"id": case["id"], "skipped": str(reason)})
-        else:
-            say({"id": case["id"], "runs": runs})
+        runs, why = {}, "none of %s is known here" % ", ".join(case.get("profiles", profiles))
+        for name in (name for name in profiles if name in case.get("profiles", profiles)):
+            try:
+                runs[name] = run(optimizer, name, case)
+            except Inexpressible as reason:
+                why = str(reason)
+        say(dict({"runs": runs} if runs else {"skipped": why}, id=case["id"]))
 
 
 def say(message):

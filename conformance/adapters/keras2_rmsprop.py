@@ -1,19 +1,17 @@
 """Run tf.keras.optimizers.RMSprop of TensorFlow 2.15 (protocol: _adapter.py).
 
-Eagerly; with the argument `graph` inside one tf.function, on an optimizer that was built before.
+Twice: eagerly, and with apply_gradients inside one tf.function on an optimizer that was built
+before.
 """
 
 import importlib.metadata
 import os
-import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import tensorflow as tf
 from _adapter import Inexpressible, Rows, serve
 from _keras_rmsprop import Keras
-
-GRAPH = sys.argv[1:] == ["graph"]
 
 
 class RMSprop(Keras):
@@ -24,25 +22,23 @@ class RMSprop(Keras):
     def gradient(self, grad, variable):
         if isinstance(grad, Rows):
             rows = tf.constant(grad.indices, tf.int32)
-            return tf.IndexedSlices(tf.constant(grad.values), rows, variable.shape)
+            shape = tf.constant(variable.shape, tf.int32)
+            return tf.IndexedSlices(tf.constant(grad.values), rows, shape)
         return tf.constant(grad)
-
-
-class Traced(RMSprop):
-    """The same inside a graph, where a gradient that is None would trace it anew."""
-
-    can = RMSprop.can - {"order"}
 
     def __init__(self, profile, hyper, options, params):
         super().__init__(profile, hyper, options, params)
-        self.traced = tf.function(lambda grads: self.apply(grads))
+        self.traced = tf.function(self.apply) if profile.endswith("-graph") else None
 
     def apply(self, grads):
         self.optimizer.apply_gradients(zip(grads, self.variables))
 
-    def step(self, grads):
-        if any(g is None for g in grads):
-            raise Inexpressible("a gradient that is None")
+    def step(self, grads, order=None):
+        if self.traced is None:
+            super().step(grads, order)
+            return
+        if order or any(g is None for g in grads):
+            raise Inexpressible("a gradient that is None, or another order, traces the graph anew")
         self.rate = self.optimizer.learning_rate
         self.traced([self.gradient(g, v) for g, v in zip(grads, self.variables)])
 
@@ -52,4 +48,5 @@ if __name__ == "__main__":
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.get_logger().setLevel("ERROR")  # a gradient is None on purpose
     packages = {"keras": importlib.metadata.version("keras")}
-    serve("tensorflow-cpu", tf.__version__, packages, ["keras-2.15"], Traced if GRAPH else RMSprop)
+    profiles = ["keras-2.15", "keras-2.15-graph"]
+    serve("tensorflow-cpu", tf.__version__, packages, profiles, RMSprop)

@@ -90,9 +90,6 @@ IMPLEMENTATIONS = {
     "torch-differentiable:RMSprop": Implementation(
         "torch", "torch_rmsprop", "rmsprop/torch-2.13", "torch-2_13", "differentiable"
     ),
-    "tf2.15-graph:RMSprop": Implementation(
-        "tensorflow", "keras2_rmsprop", "rmsprop/keras-2.15", "keras-2_15", "graph"
-    ),
     "tf2.15-legacy:RMSprop": Implementation(
         "tensorflow", "tf29_rmsprop", "rmsprop/keras-legacy-2.9", "keras-2_15", "legacy"
     ),
@@ -153,7 +150,7 @@ class Adapter(Process):
             self.close()
             raise
         self.known = f"{hello['framework']} {hello['version']}"
-        self._paths = hello.get("profiles")
+        self.paths: list[str] | None = hello.get("profiles")
 
     def close(self) -> None:
         """End it, and remove what it left behind."""
@@ -162,8 +159,8 @@ class Adapter(Process):
 
     def items(self, recording: Recording, profile: str | None) -> tuple[Item, ...]:
         """What it does with a case; a path that it does not have is passed over."""
-        if self._paths is not None:
-            runs = {name: run for name, run in recording.runs.items() if name in self._paths}
+        if self.paths is not None:
+            runs = {name: run for name, run in recording.runs.items() if name in self.paths}
             recording = recording._replace(runs=runs)
         source = recording.case.source
         answer = self.ask(source, self._seconds)
@@ -191,12 +188,16 @@ def tasks(
 def starter(name: str, python: str, seconds: float) -> Callable[[], Adapter]:
     """What starts the adapter of an implementation. Raises Missing where it cannot run."""
     _require(IMPLEMENTATIONS[name].packages.split(), name, python)
+    return lambda: Adapter(command(name, python), seconds)
+
+
+def command(name: str, python: str) -> list[str]:
+    """What starts an adapter."""
     row = IMPLEMENTATIONS[name]
     adapter = golden.root() / "adapters" / f"{row.adapter}.py"
     # whole, since it starts elsewhere; not resolved, since a link names its environment
-    command = [str(Path(shutil.which(python) or python).absolute()), str(adapter)]
-    command += filter(None, [row.argument])
-    return lambda: Adapter(command, seconds)
+    found = str(Path(shutil.which(python) or python).absolute())
+    return [found, str(adapter), *filter(None, [row.argument])]
 
 
 class Talker(Protocol):

@@ -69,11 +69,23 @@ def vectors(optimizer: str, select: str = "*") -> list[Recording]:
 
 
 def cases(name: str, select: str = "*") -> list[Recording]:
-    """What a framework is asked: the vectors; of THOR, whose network is its own, its recordings."""
+    """What a framework is asked: the vectors, and what its recordings ask for and no vector does.
+
+    Of THOR, whose network is its own, its recordings alone.
+    """
     optimizer = live.IMPLEMENTATIONS[name].recordings.split("/")[0]
     if hasattr(RULES[optimizer], "Layer"):
         return list(suite.selected(live.cases(name), select))
-    return vectors(optimizer, select)
+    known = set().union(*(_asked(r.case) for r in vectors(optimizer)))
+    more = [r for r in live.cases(name) if _asked(r.case) - known]
+    return [*vectors(optimizer, select), *suite.selected(more, select)]
+
+
+def _asked(case: Case) -> set[str]:
+    """The dtypes of a case, its options, and the hyperparameters that most cases leave out."""
+    always = RULES[suite.optimizer(case.id)].REQUIRED
+    numbers = {q for q, x in case.hyper.items() if q not in always and x != 0}
+    return {*case.dtypes, *(q for q, on in case.options.items() if on), *numbers}
 
 
 def subjects(name: str, tasks: Iterable[Task], progress: Callable[[str], None]) -> list[Subject]:

@@ -994,10 +994,17 @@ PROFILES: dict[str, Profile] = {
         ),
         Profile(
             "keras-2.15",
-            _keras._replace(storage=stored_casts, average=every_parameter),
+            _keras._replace(storage=stored_casts),
             Hyper(),
             "each",
-            "TensorFlow 2.15.1, optimizers.RMSprop",
+            "TensorFlow 2.15.1, optimizers.RMSprop, eager",
+        ),
+        Profile(
+            "keras-2.15-graph",
+            _keras._replace(storage=stored_casts),
+            Hyper(),
+            "each",
+            "TensorFlow 2.15.1, optimizers.RMSprop, inside tf.function",
         ),
         Profile(
             "keras-3",
