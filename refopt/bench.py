@@ -332,7 +332,7 @@ def _blocks(optimizer: str, n: int) -> Any:
     """The factor as the inverse sees it: (blocks, size, size)."""
     size = FACTORS[optimizer](n, thor.Hyper())
     a = _factor(n)
-    return a[None] if size == n else namespace_of(a).diagonal_blocks(a, size)
+    return a[None] if size == n else namespace_of(a).diagonal_blocks(a, size).copy()
 
 
 def refresh(tensors: str, n: int) -> Step:
