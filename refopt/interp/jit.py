@@ -13,10 +13,15 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace, is_jax_namespace, is_torch_namespace
+from array_api_compat import (
+    array_namespace,
+    is_jax_array,
+    is_jax_namespace,
+    is_torch_namespace,
+)
 
 from refopt.interp import fused
-from refopt.interp.arrays import compiled, compiles, namespace_of, place
+from refopt.interp.arrays import compiled, compiles, is_traced, namespace_of, place
 from refopt.interp.fused import Program
 from refopt.interp.host import to_numpy
 from refopt.interp.rounded import rounding_to
@@ -30,9 +35,14 @@ OPERATORS = {"add": "add", "sub": "sub", "mul": "mul", "div": "truediv", "neg": 
 def jitted(rule: Any, half: str) -> Any:
     """A rule for `arrays.run` on JAX or torch, whose element-wise steps the library compiles.
 
-    `half`: as the profile says. A step with rows, or with scalars on a device, runs as it is.
+    `half`: as the profile says. A step with rows, with scalars on a device, or inside another
+    compiled function runs as it is.
     """
-    return fused.fused(rule, half, compiles, computed)
+    return fused.fused(rule, half, _is_there, computed)
+
+
+def _is_there(x: Any) -> bool:
+    return compiles(x) and not (is_jax_array(x) and is_traced(x))
 
 
 def through(library: str, rule: Any, half: str) -> Any:

@@ -20,6 +20,7 @@ from refopt.interp import fused
 from refopt.interp.arrays import (
     Device,
     Floats,
+    compiles,
     dtype_name,
     init,
     is_traced,
@@ -40,6 +41,7 @@ from refopt.interp.host import (
     scalar,
     single,
 )
+from refopt.interp.jit import jitted
 from refopt.interp.rounded import carried
 from refopt.optim.groups import Group, Optimizer, deep, entry, number, require, turns
 from refopt.optim.hooks import hooked
@@ -96,6 +98,8 @@ class NAdam(Optimizer):
         None takes arrays of NumPy and CuPy in place, as one pass; False takes one operation after
         the other. True moves parameters of NumPy into one buffer, and what is assigned to `grad`
         into another: `data` and `grad` become views, which stay; arrays given before are left.
+        On JAX and torch it compiles the step, which on a CPU has the bits of NumPy then (subnormal
+        numbers of JAX are 0).
         Under "torch-2.13" also the formula of torch's foreach path; else the result is the same
         (default: None).
     maximize : bool
@@ -409,8 +413,9 @@ class NAdam(Optimizer):
             parts.setdefault("all" if shared else alike, []).append(job)
         result: dict[Any, _After] = {}
         for jobs in parts.values():
+            asked = group["foreach"] and isinstance(num, Floats) and compiles(jobs[0].array)
             ran = run(
-                rule,
+                jitted(rule, jobs[0].profile.half) if asked else rule,
                 jobs[0].profile,
                 [job.array for job in jobs],
                 [job.param.grad for job in jobs],
