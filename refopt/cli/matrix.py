@@ -88,6 +88,7 @@ def matrix(
             for result in case:
                 tally.add(result)
                 results.append(result)
+        m.identify(drawn, processes, progress)
         wanted = m.drawings(drawn)
         curves = {
             (drawing.case.id, drawing.row): curve

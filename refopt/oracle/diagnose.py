@@ -152,6 +152,44 @@ def diagnose(
     )
 
 
+class Likely(NamedTuple):
+    """The profiles that leave the fewest runs of an implementation outside."""
+
+    rules: tuple[tuple[str, ...], ...]  # names of profiles; those of one rule together
+    outside: tuple[str, ...]  # ids of the cases that the first of them leaves outside
+    runs: int
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        rules = " or ".join(" = ".join(f"`{name}`" for name in names) for names in self.rules)
+        return rules + (f", but for {len(self.outside)} of {self.runs}" if self.outside else "")
+
+
+def likely(optimizer: str, observed: Iterable[Observed]) -> Likely:
+    """Which profiles, as they are, hold most runs of an implementation; told by numbers alone."""
+    rule = spec.RULES[optimizer]
+    given = [pair for pair in observed if pair[1].steps]
+    alike: dict[Any, list[str]] = {}
+    for name, profile in rule.PROFILES.items():
+        alike.setdefault(profile[1:4], []).append(name)
+    best: dict[tuple[str, ...], list[str]] = {}
+    fewest = len(given)
+    for names in alike.values():
+        outside: list[str] = []
+        for case, run in given:
+            judge = judging(rule)(rule, case, run, rule.PROFILES[names[0]])
+            if Search([judge], 0).first(0, ()) is not None:
+                outside.append(case.id)
+            if len(outside) > fewest:
+                break
+        else:
+            best = best if len(outside) == fewest else {}
+            fewest = len(outside)
+            best[tuple(names)] = outside
+    return Likely(tuple(best), tuple(next(iter(best.values()), ())), len(given))
+
+
 def _power(pair: Observed) -> tuple[int, int]:
     """What excludes most in the fewest steps comes first."""
     case, _ = pair

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +21,7 @@ from refopt.errors import AdapterError
 from refopt.interp.balls import precision
 from refopt.oracle import golden, live, report, spec, suite
 from refopt.oracle.compare import decisive
+from refopt.oracle.diagnose import Likely, Observed, likely
 from refopt.oracle.golden import Case, Recording, Sparse
 from refopt.oracle.layered import judging
 from refopt.oracle.own import numpy_run
@@ -196,6 +197,8 @@ class Row:
     cells: dict[str, dict[str, Cell]] = field(default_factory=dict)  # axis -> dtype -> cell
     notable: list[Result] = field(default_factory=list)  # what does not conform
     compared: list[Result] = field(default_factory=list)
+    observed: list[Observed] = field(default_factory=list)
+    likely: Likely | None = None  # told by what was observed alone
 
     @property
     def made_by(self) -> str:
@@ -218,6 +221,8 @@ class Matrix:
                 row.compared.append(result)
                 continue
             row.tally.add(result)
+            if item.run is not None and item.run.steps:
+                row.observed.append((task.case, item.run))
             if result.status != CONFORMS:
                 row.notable.append(result)
             if result.verdict is not None and task.case.dtypes:
@@ -268,6 +273,19 @@ def _clear(evidence: Evidence) -> tuple[bool, int, int, str]:
     case = evidence.case
     numbers = sum(map(len, case.params)) * case.steps
     return "sharp" in case.id, min(case.steps, 6), -numbers, case.id
+
+
+def identify(matrix: Matrix, processes: int, done: Callable[..., Any]) -> None:
+    """Say of every row which profiles its runs fit, told by their numbers alone."""
+    rows = [(optimizer, row) for optimizer, x in matrix.rows.items() for row in x.values()]
+    wanted = [(optimizer, row.observed) for optimizer, row in rows if row.observed]
+    found = done(suite.over(_likely, wanted, processes), len(wanted), "identifying")
+    for (_, row), told in zip((x for x in rows if x[1].observed), found, strict=True):
+        row.likely = told
+
+
+def _likely(given: tuple[str, list[Observed]]) -> Likely:
+    return likely(*given)
 
 
 # -- what is drawn --------------------------------------------------------------------------------
@@ -472,6 +490,7 @@ def _row(
         "run": name == OWN or bool(row.source.python),
         "why": row.source.reason,
         "counts": dict(row.tally.counts),
+        "likely": row.likely.text.replace("`", "") if row.likely else "",
         "ulp": report.short(row.tally.worst_ulp),
         "command": _command(name, row),
         "notable": [_told(result) for result in row.notable],
@@ -540,21 +559,30 @@ def markdown(matrix: Matrix) -> Iterator[str]:
         f"Made by `refopt matrix`: {_made()}. Each run was judged against the rule of its own "
         "release. What a release does otherwise than documented is listed where some run of it "
         "excludes what is documented. [matrix.html](matrix.html) is the whole matrix: for every "
-        "implementation, axis and dtype the run that shows it, and its envelope.\n"
+        "implementation, axis and dtype the run that shows it, and its envelope. What an "
+        "implementation follows is told from its numbers, without its name, as the profile that "
+        "holds most of its runs; profiles with = between them are one rule under two names.\n"
     )
     for optimizer, rows in matrix.rows.items():
         if not rows:
             continue
         known = spec.load(optimizer)
         yield f"## {known['title']}\n"
-        yield "| implementation | version | judged | conforms | other | worst ulp |"
-        yield "|---|---|---|---:|---|---:|"
+        yield (
+            "| implementation | version | judged | by its numbers alone it follows | conforms | "
+            "other | worst ulp |"
+        )
+        yield "|---|---|---|---|---:|---|---:|"
         for name, row in _sorted(rows):
             counts = row.tally.counts
             others = ", ".join(f"{n} {s}" for s, n in counts.most_common() if s != CONFORMS)
             how = "here" if name == OWN or row.source.python else "as recorded"
             worst = report.short(row.tally.worst_ulp)
-            yield f"| {name} | {row.made_by} | {how} | {counts[CONFORMS]} | {others} | {worst} |"
+            follows = row.likely.text if row.likely else ""
+            yield (
+                f"| {name} | {row.made_by} | {how} | {follows} | {counts[CONFORMS]} | {others} | "
+                f"{worst} |"
+            )
         yield ""
         yield "Otherwise than documented:\n"
         for name, row in _sorted(rows):
