@@ -9,12 +9,11 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Mapping
-from types import ModuleType
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 from array_api_compat import (
-    array_namespace,
     is_jax_array,
     is_jax_namespace,
     is_torch_namespace,
@@ -47,25 +46,32 @@ def _is_there(x: Any) -> bool:
 
 def through(library: str, rule: Any, half: str) -> Any:
     """The same on arrays of NumPy, which "jax" or "torch" takes and gives back."""
-    xp = namespace(library)
 
     def there_and_back(program: Program, arrays: Arrays, scalars: Any) -> dict[str, Any]:
-        given = {name: xp.asarray(x.copy()) for name, x in arrays.items()}
-        return {name: to_numpy(x) for name, x in computed(program, given, scalars).items()}
+        with _every_dtype(library):
+            given = {name: _put(library, x) for name, x in arrays.items()}
+            return {name: to_numpy(x) for name, x in computed(program, given, scalars).items()}
 
     return fused.fused(rule, half, run=there_and_back)
 
 
-def namespace(library: str) -> ModuleType:
-    """The array API of "jax" or "torch"; JAX with float64."""
+def _put(library: str, x: Any) -> Any:
+    """A copy of an array of NumPy."""
     if library == "torch":
         import torch
 
-        return array_namespace(torch.empty(0))
+        return torch.asarray(x.copy())
     import jax
 
-    jax.config.update("jax_enable_x64", True)
-    return array_namespace(jax.numpy.empty(0))
+    return jax.numpy.array(x)
+
+
+def _every_dtype(library: str) -> AbstractContextManager[None]:
+    if library == "torch":
+        return nullcontext()
+    import jax
+
+    return jax.enable_x64(True)
 
 
 def computed(program: Program, arrays: Arrays, scalars: Any) -> dict[str, Any]:
