@@ -122,6 +122,16 @@ def changed_lr(**rest: Any) -> list[Case]:
     )
 
 
+def changed_betas(**rest: Any) -> list[Case]:
+    return both(
+        "betas-changed",
+        "Both betas change before step 4: whether the corrections remember what they were.",
+        "product correction",
+        changes={"4": {"beta1": "0.5", "beta2": "0.9"}},
+        **SHARP | {"steps": 6, "record": [1, 2, 3, 4, 5, 6]} | rest,
+    )
+
+
 def decay(**rest: Any) -> list[Case]:
     return both(
         "weight-decay",
@@ -216,6 +226,7 @@ def optax() -> list[Case]:
         *two_variables(**of),
         *decay(decoupled=1, sizes=(4, 2), **of),
         *changed_lr(**of),
+        *changed_betas(**of),
     ]
 
 
@@ -229,6 +240,7 @@ def timm() -> list[Case]:
         *decay(decoupled=1, sizes=(4, 2), **of),
         *none_pattern(weight_decay=0.1, decoupled=1, **of),
         *changed_lr(maximize=1, **of),
+        *changed_betas(**of),
     ]
 
 

@@ -31,7 +31,8 @@ class Nadam:
         return optax.nadam(h["lr"], h["beta1"], h["beta2"], h["epsilon"])
 
     def change(self, hyper):
-        only(hyper, ["lr"])  # the others are fixed when a transformation is made
+        """As optax.inject_hyperparams does it."""
+        only(hyper, ["lr", "beta1", "beta2"])
         self.hyper = dict(self.hyper, **hyper)
 
     def step(self, grads):

@@ -30,10 +30,11 @@ class Nadam:
         self.optimizer = NAdamW(self.params, betas=betas, maximize=maximize, foreach=False, **given)
 
     def change(self, hyper):
-        """A changed beta would be taken as if it had been so from the start: no product is kept."""
-        only(hyper, ["lr"])
+        only(hyper, ["lr", "beta1", "beta2"])
         for group in self.optimizer.param_groups:
-            group.update(hyper)
+            betas = zip(("beta1", "beta2"), group["betas"])
+            group["betas"] = tuple(hyper.get(name, old) for name, old in betas)
+            group.update({name: x for name, x in hyper.items() if name in NAMES})
 
     def step(self, grads):
         for param, grad in zip(self.params, grads):

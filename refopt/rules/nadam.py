@@ -246,20 +246,28 @@ def zero(num: Numbers) -> Number:  # NAD-6.1b: no bias correction of the first m
     return num(0.0)
 
 
-def exact(old: Number, mu: Number, num: Numbers) -> Number:  # NAD-6.2a
+def exact(old: Number, mu: Number, t: Number, num: Numbers) -> Number:  # NAD-6.2a
     return num.float64(old) * mu
 
 
-def float32_product(old: Number, mu: Number, num: Numbers) -> Number:  # NAD-6.2b: rounded each step
+def float32_product(
+    old: Number, mu: Number, t: Number, num: Numbers
+) -> Number:  # NAD-6.2b: rounded each step
     return num.float32(num.float64(num.float32(old)) * num.float64(num.float32(mu)))
 
 
-def native_product(old: Number, mu: Number, num: Numbers) -> Number:  # NAD-6.2c
+def native_product(old: Number, mu: Number, t: Number, num: Numbers) -> Number:  # NAD-6.2c
     return num.native(old) * num.native(mu)
 
 
-def kept_product(old: Number, mu: Number, num: Numbers) -> Number:  # NAD-6.2d: in its own dtype
+def kept_product(
+    old: Number, mu: Number, t: Number, num: Numbers
+) -> Number:  # NAD-6.2d: in its own dtype
     return old * mu
+
+
+def power_product(old: Number, mu: Number, t: Number, num: Numbers) -> Number:  # NAD-6.2e: optax
+    return mu**t
 
 
 # -- factor (NAD-6.6): the μ by which the product is multiplied; `given`: of what was given --------
@@ -500,7 +508,7 @@ class Choices(NamedTuple):
     origin: Callable[[Number], Number] = from_one
     schedule: Callable[[Number, Number, Hyper], Number] = decaying
     start: Callable[[Numbers], Number] = one
-    product: Callable[[Number, Number, Numbers], Number] = exact
+    product: Callable[[Number, Number, Number, Numbers], Number] = exact
     factor: Callable[[Number, Callable[[], Number]], Number] = same_factor
     divisors: Callable[[Number, Number, Number], tuple[Number, Number]] = running
     coefficient: Callable[[Number, Numbers], Number] = coefficient_double
@@ -558,6 +566,7 @@ AXES: dict[str, dict[str, Any]] = {
         "float32": float32_product,
         "native": native_product,
         "kept": kept_product,
+        "power": power_product,
     },
     "factor": {"same": same_factor, "as-given": factor_as_given},
     "divisors": {"running": running, "extra-mu": extra_mu, "same": same},
@@ -657,7 +666,7 @@ there are several parameters, or one that is skipped at times; whether a gradien
 def init(param: Array, choices: Choices, *, xp: Namespace, num: Numbers) -> tuple[State, Clock]:
     """Moments at zero, no step done, empty product (NAD-2)."""
     num = num.of(param)
-    product = choices.product(choices.start(num), 1.0, num)  # NAD-2.2
+    product = choices.product(choices.start(num), 1.0, num(0), num)  # NAD-2.2
     return State(xp.zeros_like(param), xp.zeros_like(param)), Clock(num(0), product)  # NAD-2.1
 
 
@@ -684,7 +693,7 @@ def tick(
         return c.schedule(t, base_power, unstored)
 
     factor = c.factor(mu, given)  # NAD-6.6
-    product = clock.product if held else c.product(clock.product, factor, num)  # NAD-6.2
+    product = clock.product if held else c.product(clock.product, factor, t, num)  # NAD-6.2
     rest, rest_next = c.divisors(c.coefficient(product, num), mu, mu_next)  # NAD-6.3, NAD-6.4
     lr = c.rate(h.lr, num)  # NAD-6.5
     rate = c.move.rate(lr)  # NAD-11.3
@@ -892,7 +901,7 @@ PROFILES: dict[str, Profile] = {
                 decay=decoupled,
                 steps=count_native,
                 schedule=constant,
-                product=native_product,
+                product=power_product,
                 coefficient=coefficient_kept,
                 counter=shared,
             ),
@@ -904,7 +913,7 @@ PROFILES: dict[str, Profile] = {
             "timm-nadamw",
             _torch._replace(
                 schedule=constant,
-                product=exact,
+                product=power_product,
                 divisors=same,
                 root=quotient_of_roots,
                 move=together,
