@@ -19,6 +19,7 @@ from refopt.interp import fused
 from refopt.interp.arrays import dtype_name
 from refopt.interp.formats import COMPLEX
 from refopt.interp.fused import SIGNS, Program, names
+from refopt.interp.rounded import plain
 
 OPTIONS = ("--std=c++14", "--fmad=false", "--prec-div=true", "--prec-sqrt=true", "--ftz=false")
 """Of the compiler (NVRTC)."""
@@ -166,6 +167,41 @@ def kernel(program: Program, stored: str) -> Any:
     import cupy
 
     return cupy.RawModule(code=source(program, stored), options=OPTIONS).get_function("refopt_step")
+
+
+# -- a step whose scalars are on the device ---------------------------------------------------------
+def captured(rule: Any, half: str) -> Any:
+    """A rule for `arrays.run` on CuPy, whose element-wise steps are one kernel each, on copies.
+
+    The host waits for nothing and sends nothing that a captured graph would read from it again.
+    """
+    return fused.fused(rule, half, writable, on_copies)
+
+
+def on_copies(program: Program, arrays: Mapping[str, Any], s: Any, h: Any) -> dict[str, Any]:
+    """What a program writes, as new arrays; `s`: the rule's Scalars, arrays of shape ()."""
+    import cupy
+
+    like = arrays["param"]
+    written = [name for name, _ in program.outputs]
+    with like.device:
+        own = {
+            name: arrays[name].copy() if name in written else cupy.ascontiguousarray(arrays[name])
+            for name in names(program)
+        }
+        pieces = -(-like.size // PIECE)
+        table = cupy.empty((pieces, len(own) + 2), "int64")
+        first = cupy.arange(pieces, dtype="int64") * (PIECE * ITEMSIZES[program.dtype])
+        for k, x in enumerate(own.values()):
+            table[:, k] = first + fused.extent(x)[0]
+        table[:, -2], table[:, -1] = PIECE, 0
+        table[-1, -2] = like.size - (pieces - 1) * PIECE
+        scalars = fused.expressions(program)(s, h)
+        row = cupy.empty((1, len(scalars)), program.dtype)
+        for k, x in enumerate(scalars):
+            row[0, k] = plain(x)
+        kernel(program, program.dtype)((pieces,), (THREADS,), (table, row))
+    return {name: own[name] for name in written}
 
 
 # -- a step of many parameters --------------------------------------------------------------------

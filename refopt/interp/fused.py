@@ -192,14 +192,20 @@ def _written(node: trace.Node) -> str:
 
 
 @functools.lru_cache(maxsize=256)
-def numbers(program: Program) -> Callable[[Any, Any], Any]:
-    """The function that gives the scalars of a step in the dtype of the program.
+def expressions(program: Program) -> Callable[[Any, Any], tuple[Any, ...]]:
+    """The function that gives the scalars of a step, from the rule's Scalars and settled Hyper."""
+    carry = carried(program.dtype)
+    space = {"weight": lambda x: carry(x) if isinstance(x, float) else x}
+    found: Callable[..., Any] = eval(
+        f"lambda s, h: ({''.join(f'{x}, ' for x in program.scalars)})", space
+    )
+    return found
 
-    From the rule's Scalars and settled Hyper, as the host computes them, rounded once each.
-    """
-    source = f"lambda s, h: ({''.join(f'{x}, ' for x in program.scalars)})"
-    found: Callable[..., Any] = eval(source, {"weight": carried(program.dtype)})
-    dtype = np.dtype(program.dtype)
+
+@functools.lru_cache(maxsize=256)
+def numbers(program: Program) -> Callable[[Any, Any], Any]:
+    """The same in the dtype of the program: as the host computes them, rounded once each."""
+    found, dtype = expressions(program), np.dtype(program.dtype)
 
     def rounded(s: Any, h: Any) -> Any:
         with np.errstate(over="ignore"):
@@ -923,13 +929,13 @@ def leaves(node: trace.Node) -> Iterator[trace.Node]:
         yield from leaves(x)
 
 
-def on_copies(program: Program, arrays: Mapping[str, Any], scalars: Any) -> dict[str, Any]:
+def on_copies(program: Program, arrays: Mapping[str, Any], s: Any, h: Any) -> dict[str, Any]:
     """What a program writes, as new arrays of NumPy."""
     own = {name: arrays[name].copy(order="K") for name in names(program) if name != "grad"}
     one = Pass([(program, own)])
     one.takes([arrays["grad"]])
     one.ready()
-    one.run([arrays["grad"]], [scalars])
+    one.run([arrays["grad"]], [numbers(program)(s, h)])
     return {name: own[name] for name, _ in program.outputs}
 
 
@@ -937,13 +943,12 @@ def fused(
     rule: Any,
     half: str,
     takes: Callable[[Any], bool] = lambda x: type(x) is np.ndarray,
-    run: Callable[[Program, Mapping[str, Any], Any], dict[str, Any]] = on_copies,
+    run: Callable[[Program, Mapping[str, Any], Any, Any], dict[str, Any]] = on_copies,
 ) -> Any:
     """A rule for `arrays.run`, whose element-wise steps run as programs.
 
     `half`: as the profile says. `takes`: whether `run` takes an array; `run`: what a program makes
-    of arrays, by name, and its scalars. A step with rows, or with scalars on a device, runs as it
-    is.
+    of arrays, by name, and of the rule's Scalars and Hyper. A step with rows runs as it is.
     """
 
     def step(
@@ -960,7 +965,7 @@ def fused(
         made = program(rule, Profile("", c, h, half), h, dtype, fields)
         results = {
             f: replace(there[f], array=x) if isinstance(there[f], Rounded) else x
-            for f, x in run(made, arrays, numbers(made)(s, h)).items()
+            for f, x in run(made, arrays, s, h).items()
         }
         nothing = rule.Quantities._make([None] * len(rule.Quantities._fields))
         return nothing._replace(param=results.pop("param")), state._replace(**results)

@@ -47,10 +47,10 @@ def _is_there(x: Any) -> bool:
 def through(library: str, rule: Any, half: str) -> Any:
     """The same on arrays of NumPy, which "jax" or "torch" takes and gives back."""
 
-    def there_and_back(program: Program, arrays: Arrays, scalars: Any) -> dict[str, Any]:
+    def there_and_back(program: Program, arrays: Arrays, s: Any, h: Any) -> dict[str, Any]:
         with _every_dtype(library):
             given = {name: _put(library, x) for name, x in arrays.items()}
-            return {name: to_numpy(x) for name, x in computed(program, given, scalars).items()}
+            return {name: to_numpy(x) for name, x in computed(program, given, s, h).items()}
 
     return fused.fused(rule, half, run=there_and_back)
 
@@ -74,15 +74,16 @@ def _every_dtype(library: str) -> AbstractContextManager[None]:
     return jax.enable_x64(True)
 
 
-def computed(program: Program, arrays: Arrays, scalars: Any) -> dict[str, Any]:
+def computed(program: Program, arrays: Arrays, s: Any, h: Any) -> dict[str, Any]:
     """What a program writes, as new arrays.
 
     Arguments
     ---------
     program: of `fused.program`.
     arrays: what it reads, by name, all of JAX or all of torch.
-    scalars: of `fused.numbers`.
+    s, h: the rule's Scalars and settled Hyper, numbers of the host.
     """
+    scalars = fused.numbers(program)(s, h)
     given = [arrays[name] for name in program.arrays]
     like, xp = given[0], namespace_of(*given).xp
     run = _compiled(program, xp)

@@ -28,6 +28,7 @@ from refopt.interp.arrays import (
     recording,
     run,
 )
+from refopt.interp.cuda import captured
 from refopt.interp.formats import COMPLEX, FORMATS
 from refopt.interp.host import (
     beside,
@@ -413,9 +414,8 @@ class NAdam(Optimizer):
             parts.setdefault("all" if shared else alike, []).append(job)
         result: dict[Any, _After] = {}
         for jobs in parts.values():
-            asked = group["foreach"] and isinstance(num, Floats) and compiles(jobs[0].array)
             ran = run(
-                jitted(rule, jobs[0].profile.half) if asked else rule,
+                _way(group, jobs[0]),
                 jobs[0].profile,
                 [job.array for job in jobs],
                 [job.param.grad for job in jobs],
@@ -522,6 +522,15 @@ class _After(NamedTuple):
     array: Any
     state: State
     group: Group
+
+
+def _way(group: Group, job: _Job) -> Any:
+    """The rule, in the way in which a group asks for it on the library of a parameter."""
+    if group["capturable"]:
+        fine = group["foreach"] is not False and not group["differentiable"]
+        return captured(rule, job.profile.half) if fine and is_cupy_array(job.array) else rule
+    asked = group["foreach"] and compiles(job.array)
+    return jitted(rule, job.profile.half) if asked else rule
 
 
 def _hyper(where: str, group: Group, array: Any) -> rule.Hyper:
