@@ -169,7 +169,7 @@ def kernel(program: Program, stored: str) -> Any:
     return cupy.RawModule(code=source(program, stored), options=OPTIONS).get_function("refopt_step")
 
 
-# -- a step whose scalars are on the device ---------------------------------------------------------
+# -- a step whose scalars are on the device -------------------------------------------------------
 def captured(rule: Any, half: str) -> Any:
     """A rule for `arrays.run` on CuPy, whose element-wise steps are one kernel each, on copies.
 
