@@ -12,7 +12,9 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from itertools import pairwise
+from pathlib import Path
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
@@ -210,11 +212,14 @@ def digits(xp: Any, dtype: str) -> tuple[Any, Any, Any]:
 
     Raises `refopt.errors.MissingExtra` without scikit-learn.
     """
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise MissingExtra(use="the digits", package="scikit-learn", extra="teach") from None
-    images, labels = load_digits(return_X_y=True)
+    found = find_spec("sklearn")
+    if found is None or found.origin is None:
+        raise MissingExtra(use="the digits", package="scikit-learn", extra="teach")
+    # read in place: to import scikit-learn takes a second
+    rows = np.loadtxt(
+        Path(found.origin).with_name("datasets") / "data" / "digits.csv.gz", delimiter=","
+    )
+    images, labels = rows[:, :-1], rows[:, -1].astype(int)
     order = shuffled(len(images), 0)
     arrays = (images / 16)[order], np.eye(10)[labels[order]]
     kept = (xp.asarray(np.asarray(x, dtype), dtype=getattr(xp, dtype)) for x in arrays)

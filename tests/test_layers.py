@@ -60,7 +60,7 @@ PACKAGES = {
         INSIDE: {*FRAMEWORKS, "autograd", "flint", "llvmlite", "ml_dtypes", "numba"},
     },
     "parallel": {ANYWHERE: ARRAYS, INSIDE: {"cupy", "jax", "mpi4py"}},
-    "problems": {ANYWHERE: ARRAYS, INSIDE: {"sklearn"}},
+    "problems": {ANYWHERE: ARRAYS},
     "optim": {ANYWHERE: ARRAYS, INSIDE: {"safetensors"}},
     "bench": {
         ANYWHERE: ARRAYS,

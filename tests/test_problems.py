@@ -14,7 +14,7 @@ from array_api_compat import array_namespace
 from refopt.errors import MissingExtra
 from refopt.interp.balls import precision
 from refopt.interp.formats import FORMATS
-from refopt.problems import PROBLEMS, Landscape, Network, noise
+from refopt.problems import PROBLEMS, Landscape, Network, digits, noise, shuffled
 
 LANDSCAPES = [p for p in PROBLEMS.values() if isinstance(p, Landscape)]
 landscapes = pytest.mark.parametrize("problem", LANDSCAPES, ids=lambda p: p.name)
@@ -280,6 +280,16 @@ def test_a_start_has_the_dtype_asked_for_and_one_gradient_each(name: str) -> Non
     assert seen.value.dtype == np.float32
     assert [(g.shape, g.dtype) for g in seen.gradients] == [(p.shape, p.dtype) for p in params]
     assert len(seen.activations) == len(PROBLEMS[name].layers)
+
+
+def test_the_digits_are_those_of_scikit_learn() -> None:
+    datasets = pytest.importorskip("sklearn.datasets", reason="needs scikit-learn for the digits")
+    images, labels = datasets.load_digits(return_X_y=True)
+    order = shuffled(len(images), 0)
+    given, one_hot, numbers = digits(np, "float64")
+    assert (given == images[order] / 16).all()
+    assert (numbers == labels[order]).all()
+    assert (one_hot.argmax(1) == numbers).all()
 
 
 def test_without_scikit_learn_the_digits_say_what_to_install() -> None:

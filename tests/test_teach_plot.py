@@ -80,6 +80,17 @@ def test_quantities_are_those_of_the_rule() -> None:
     assert list(lines(named)) == ["mu", "v_hat"]
 
 
+def test_quantities_of_a_network_are_norms_on_the_steps_that_have_them() -> None:
+    names = ["A", "m"]
+    found = lines(plot.picture("quantities", ["thor:lr=0.01,frequency=2"], "digits", 4, names))
+    s = setting("thor", given={"lr": 0.01, "frequency": 2}, problem=PROBLEMS["digits"])
+    steps = list(taken(s, PROBLEMS["digits"], 4))
+    assert found["A"][0] == [1, 3]
+    assert found["m"] == ([1, 2, 3, 4], [np.linalg.norm(t.states[0].m) for t in steps])
+    many = plot.picture("quantities", ["nadam:lr=0.1"], "beale", 2, ["m", "v", "mu", "lr"] * 2)
+    assert many.get_figheight() > plot.SIZE[1]
+
+
 @pytest.mark.parametrize("name", ["rmsprop/torch-2.13:lr=0.05", "nadam:lr=0.05", "sgd:lr=0.01"])
 def test_a_float16_run_lies_in_its_band(name: str) -> None:
     found = plot.band(name, PROBLEMS["quadratic"], 20)

@@ -158,8 +158,8 @@ def curves(found: list[Run], problem: Problem) -> list[Curve]:
     return result
 
 
-def quantities(run: Run, names: Sequence[str], element: int = 0) -> list[Curve]:
-    """Named scalars and quantities of the first parameter over steps.
+def quantities(run: Run, names: Sequence[str], *, norm: bool = False) -> list[Curve]:
+    """Named scalars and quantities of the first parameter over steps: element 0, or the norm.
 
     Raises
     ------
@@ -172,13 +172,12 @@ def quantities(run: Run, names: Sequence[str], element: int = 0) -> list[Curve]:
     table = dict.fromkeys((*scalars._fields, *shown))
     for name in names:
         known("a quantity", table, name)
-        values = []
+        found = {}
         for x in run.steps:
-            of_scalars = name in scalars._fields
-            source = x.scalars[0] if of_scalars else x.quantities[0]
-            value = getattr(source, name)
-            values.append(float(value if of_scalars else np.ravel(value)[element]))
-        result.append(Curve(name, [x.step for x in run.steps], values))
+            value = getattr(x.scalars[0] if name in scalars._fields else x.quantities[0], name)
+            if value is not None:  # factors are new on some steps only
+                found[x.step] = float(np.linalg.norm(value) if norm else np.ravel(value)[0])
+        result.append(Curve(name, [*found], [*found.values()]))
     return result
 
 
@@ -313,9 +312,11 @@ def draw_panels(found: list[Curve], title: str, what: str) -> Any:
     """Each curve in a panel of its own, since their sizes differ."""
     new, first = figure()
     first.remove()
+    new.set_figheight(max(SIZE[1], 1.2 * len(found)))
     panels = new.subplots(len(found), 1, sharex=True, squeeze=False)[:, 0]
     for axes, curve, style in zip(panels, found, _styles(), strict=False):
-        axes.plot(curve.steps, curve.values, linewidth=1.6, label=curve.label, **style)
+        mark = "." if len(curve.steps) < 10 else None
+        axes.plot(curve.steps, curve.values, marker=mark, linewidth=1.6, label=curve.label, **style)
         axes.set_ylabel(curve.label)
         axes.grid(visible=True, color="0.9")
     panels[-1].xaxis.get_major_locator().set_params(integer=True)
@@ -330,7 +331,9 @@ def draw_band(found: Band, title: str, ylabel: str) -> Any:
     new, axes = figure()
     shift = [np.asarray(x) - np.asarray(found.true) for x in (found.low, found.high, found.values)]
     low, high, values = shift
-    axes.fill_between(found.steps, low, high, color=COLOURS[5], alpha=0.45, label="envelope")
+    # a wide edge, since an envelope may hold a single number of the dtype
+    light = {"color": COLOURS[5], "alpha": 0.45, "linewidth": 5, "label": "envelope"}
+    axes.fill_between(found.steps, low, high, **light)
     axes.plot(
         *(found.steps, values),
         marker=".",
@@ -364,7 +367,8 @@ def draw_spectra(found: list[Spectrum], damping: float, title: str) -> Any:
 
 # -- files ----------------------------------------------------------------------------------------
 FORMATS = ("png", "svg", "gif")
-FRAMES, SMALL = 25, 80  # of an animation: pictures at most, and dots per inch
+FRAMES, SMALL, COLOURED, PAUSE = 25, 80, 128, 80
+"""Of an animation: pictures at most, dots per inch, colours, and milliseconds of a picture."""
 STILL = ("start", "minimum", "true value", "damping")
 """What an animation shows from the first frame on."""
 
@@ -411,8 +415,10 @@ def _quantities(texts: Sequence[str], problem: Problem, steps: int, names: Seque
     chosen = names or [
         q for q in run.s.rule.State._fields if getattr(run.steps[0].states[0], q) is not None
     ]
-    found = quantities(run, [*chosen] if names else [*chosen, "param"])
-    return draw_panels(found, f"{run.label}, on {problem.name}", "element 0 of parameter 0")
+    norm = bool(problem.layers)  # one weight of many says little
+    found = quantities(run, [*chosen] if names else [*chosen, "param"], norm=norm)
+    what = f"{'norm' if norm else 'element 0'} of parameter 0"
+    return draw_panels(found, f"{run.label}, on {problem.name}", what)
 
 
 def _bands(texts: Sequence[str], problem: Problem, steps: int, names: Sequence[str]) -> Any:
@@ -464,20 +470,26 @@ def save(new: Any, path: Path) -> None:
 
 
 def _animated(new: Any, path: Path) -> None:
-    from matplotlib.animation import FuncAnimation, PillowWriter
+    from PIL import Image
 
+    new.set_dpi(SMALL)
     for axes in new.axes:
         axes.set(xlim=axes.get_xlim(), ylim=axes.get_ylim())
     drawn = [line for axes in new.axes for line in axes.lines if line.get_label() not in STILL]
     lines = [(line, *map(list, line.get_data())) for line in drawn]
     longest = max((len(x) for _, x, _ in lines), default=1)
-    shown = np.unique(np.linspace(1, longest, min(longest, FRAMES)).astype(int))
-
-    def frame(n: int) -> list[Any]:
+    for line in drawn:
+        line.set_animated(True)
+    new.canvas.draw()
+    still = new.canvas.copy_from_bbox(new.bbox)  # what no frame changes is drawn once
+    pictures = []
+    for n in np.unique(np.linspace(1, longest, min(longest, FRAMES)).astype(int)):
+        new.canvas.restore_region(still)
         for line, x, y in lines:
             line.set_data(x[:n], y[:n])
-        return [line for line, _, _ in lines]
-
-    new.canvas.draw()
-    new.set_layout_engine("none")  # as it is now, in every frame
-    FuncAnimation(new, frame, frames=shown).save(path, writer=PillowWriter(fps=12), dpi=SMALL)
+            line.axes.draw_artist(line)
+        pixels = np.array(new.canvas.buffer_rgba())[..., :3]
+        pictures.append(Image.fromarray(pixels))
+    palette = pictures[-1].quantize(COLOURED)  # has every line
+    first, *others = (x.quantize(palette=palette, dither=Image.Dither.NONE) for x in pictures)
+    first.save(path, save_all=True, append_images=others, duration=PAUSE, loop=0)

@@ -344,11 +344,13 @@ def _differences(
             break
     else:
         return
-    verdict = judging(s.rule)(s.rule, case, run, s.profile).verdict(axes=False)
-    if verdict.first is not None:
-        x = verdict.first
-        where = f"parameter {x.parameter}, element {x.element}"
-        yield Difference(x.step, x.quantity, where, (x.low + x.high) / 2, x.observed, True)
+    for steps in sorted({key[0], case.steps}):  # the last only where the first shows nothing
+        seen = run._replace(steps={t: x for t, x in run.steps.items() if t <= steps})
+        judge = judging(s.rule)(s.rule, case._replace(steps=steps), seen, s.profile)
+        if (x := judge.verdict(axes=False).first) is not None:
+            where = f"parameter {x.parameter}, element {x.element}"
+            yield Difference(x.step, x.quantity, where, (x.low + x.high) / 2, x.observed, True)
+            return
 
 
 # -- text -----------------------------------------------------------------------------------------
