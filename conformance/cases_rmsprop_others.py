@@ -417,6 +417,16 @@ def keras2() -> list[Case]:
             **{"clipnorm": 0.3, "clipvalue": 0.1} | of,
         ),
         *on(
+            "ema-none-between",
+            "A gradient is None between two overwrites: whether the average of a variable that "
+            "stands still moves towards it.",
+            "ema none",
+            shapes=[[2], [2]],
+            options="use_ema",
+            absent=lambda t, variable: t == 4 and variable == 0,
+            **{"ema_momentum": 0.6, "ema_overwrite_frequency": 5, "momentum": 0.9} | of,
+        ),
+        *on(
             "ema-other-order",
             "Averages while the order of the pairs changes and a gradient is None: whether they "
             "are paired by variable.",

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 from refopt.oracle import golden, spec
 from refopt.oracle.golden import Case, Run, Sparse
 from refopt.oracle.layered import judging
-from refopt.oracle.search import Changes, Search, equal
+from refopt.oracle.search import Changes, Search, equal, sharpest
 from refopt.oracle.verdict import CONFORMS, INCONCLUSIVE, VIOLATION, Finding, Judge
 from refopt.typing import Profile
 
@@ -178,8 +178,7 @@ def likely(optimizer: str, observed: Iterable[Observed]) -> Likely:
     for names in alike.values():
         outside: list[str] = []
         for case, run in given:
-            judge = judging(rule)(rule, case, run, rule.PROFILES[names[0]])
-            if Search([judge], 0).first(0, ()) is not None:
+            if _judged(rule, names[0], [(case, run)], []).first(0, ()) is not None:
                 outside.append(case.id)
             if len(outside) > fewest:
                 break
@@ -187,7 +186,16 @@ def likely(optimizer: str, observed: Iterable[Observed]) -> Likely:
             best = best if len(outside) == fewest else {}
             fewest = len(outside)
             best[tuple(names)] = outside
+    if len(best) > 1:
+        inside = {names: _judged(rule, names[0], given, outside) for names, outside in best.items()}
+        best = {names: best[names] for names in sharpest(inside)}
     return Likely(tuple(best), tuple(next(iter(best.values()), ())), len(given))
+
+
+def _judged(rule: Any, name: str, given: list[Observed], outside: list[str]) -> Search:
+    """The runs that a profile holds, beside it."""
+    inside = (pair for pair in given if pair[0].id not in outside)
+    return Search([judging(rule)(rule, *pair, rule.PROFILES[name]) for pair in inside], 0)
 
 
 def _power(pair: Observed) -> tuple[int, int]:
@@ -216,6 +224,8 @@ def _held(searches: dict[str, Search], against: str, progress: Progress) -> list
                 found += [Record(name, x) for x in changes]
             if n and found:
                 break
+        if found and not n:
+            found = [Record(name, ()) for name in sharpest({r[0]: searches[r[0]] for r in found})]
         if found or not levels:
             return _clear(found, next(iter(searches.values())).judged[0].rule)
         if n == 1:  # two at once beside the most likely profiles alone

@@ -82,10 +82,12 @@ def cases(name: str, select: str = "*") -> list[Recording]:
 
 
 def _asked(case: Case) -> set[str]:
-    """The dtypes of a case, its options, and the hyperparameters that most cases leave out."""
+    """The dtypes of a case, its options, what most cases leave out, several gradients a step."""
+    alike = len(case.groups) == 1 and not any(None in row for row in case.grads)
     always = RULES[suite.optimizer(case.id)].REQUIRED
     numbers = {q for q, x in case.hyper.items() if q not in always and x != 0}
-    return {*case.dtypes, *(q for q, on in case.options.items() if on), *numbers}
+    several = {"several"} if len(case.params) > 1 and alike else set()
+    return {*case.dtypes, *(q for q, on in case.options.items() if on), *numbers, *several}
 
 
 def subjects(name: str, tasks: Iterable[Task], progress: Callable[[str], None]) -> list[Subject]:

@@ -7,12 +7,14 @@ or else two at once; then those under which they pass the next.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from types import ModuleType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from refopt.interp.balls import precision
+
+T = TypeVar("T")
 
 Changes = tuple[tuple[str, str], ...]
 """(axis, alternative) of each choice that is changed."""
@@ -208,7 +210,7 @@ class Search:
         coarse = [c for c in found if any(self._rounds(*change) for change in c)]
         if not coarse or len(found) == 1:
             return found
-        ranges = {changes: self._ranges(changes) for changes in found}
+        ranges = {changes: self.ranges(changes) for changes in found}
         return [
             changes
             for changes in found
@@ -216,7 +218,7 @@ class Search:
             or not any(_contains(ranges[changes], ranges[other]) for other in found)
         ]
 
-    def _ranges(self, changes: Changes) -> dict[tuple[Any, ...], Any]:
+    def ranges(self, changes: Changes) -> dict[tuple[Any, ...], Any]:
         """The range of every observation under some changes."""
         with precision():
             return {
@@ -238,6 +240,12 @@ def _differ(one: Any, other: Any) -> bool:
     if one is None or other is None:
         return False
     return not (one.contains(other) and other.contains(one))
+
+
+def sharpest(searches: Mapping[T, Search]) -> list[T]:
+    """Those under whose profile, as it is, no range is wider than under another's."""
+    ranges = {key: search.ranges(()) for key, search in searches.items()}
+    return [k for k in ranges if not any(_contains(ranges[k], ranges[x]) for x in ranges if x != k)]
 
 
 def _contains(mine: dict[tuple[Any, ...], Any], its: dict[tuple[Any, ...], Any]) -> bool:

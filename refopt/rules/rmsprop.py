@@ -994,14 +994,14 @@ PROFILES: dict[str, Profile] = {
         ),
         Profile(
             "keras-2.15",
-            _keras._replace(storage=stored_casts),
+            _keras._replace(storage=stored_casts, average=own),
             Hyper(),
             "each",
             "TensorFlow 2.15.1, optimizers.RMSprop, eager",
         ),
         Profile(
             "keras-2.15-graph",
-            _keras._replace(storage=stored_casts),
+            _keras._replace(storage=stored_casts, average=own),
             Hyper(),
             "each",
             "TensorFlow 2.15.1, optimizers.RMSprop, inside tf.function",
