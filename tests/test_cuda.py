@@ -145,6 +145,52 @@ def test_a_step_of_many_tensors_is_one_launch_without_a_wait_and_has_the_bits_of
         assert same_bits(launched.state[other]["exp_avg_sq"].get(), plain.state[mine]["exp_avg_sq"])
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "complex64"])
+@pytest.mark.parametrize("profile", ["documented", "torch-2.13"])
+def test_a_capturable_step_is_a_kernel_beside_its_counters_without_a_wait(profile, dtype):
+    cupy = cupy_standin.install()
+    rng = np.random.default_rng(5)
+    starts = [rng.standard_normal(shape).astype(dtype) for shape in [(), (3, 4), (20_000,)]]
+    sides = []
+    for foreach in (None, False):
+        params = [refopt.Parameter(cupy.asarray(x)) for x in starts]
+        kept = [p.data for p in params]
+        options = {"capturable": True, "foreach": foreach, "weight_decay": 0.1}
+        optimizer = refopt.NAdam(params, lr=0.1, profile=profile, **options)
+        noise = np.random.default_rng(6)
+        before = cupy_standin.RawModule.launches, cupy_standin.ndarray.syncs
+        for _ in range(3):
+            for param in params:
+                grad = noise.standard_normal(param.data.shape).astype(dtype)
+                param.grad = cupy.asarray(grad)
+            optimizer.step()
+        launches = cupy_standin.RawModule.launches - before[0]
+        assert launches == (9 if foreach is None else 0)
+        assert cupy_standin.ndarray.syncs == before[1]
+        assert all(p.data is x for p, x in zip(params, kept, strict=True))
+        state = [x for p in params for x in optimizer.state[p].values()]
+        sides.append([x.get() for x in (*kept, *state)])
+    assert all(same_bits(x, y) for x, y in zip(*sides, strict=True))
+
+
+def test_nothing_that_a_graph_would_read_again_is_sent_to_the_device(monkeypatch):
+    cupy = cupy_standin.install()
+    param = refopt.Parameter(cupy.asarray(np.ones(5, "float32")))
+    param.grad = cupy.asarray(np.ones(5, "float32"))
+    optimizer = refopt.NAdam([param], capturable=True)
+    optimizer.step()  # makes the state
+    for name in ("array", "asarray"):
+
+        def of_the_device(x, *args, make=getattr(cupy, name), **options):
+            assert isinstance(x, cupy.ndarray)
+            return make(x, *args, **options)
+
+        monkeypatch.setattr(cupy, name, of_the_device)
+    before = param.data.get()
+    optimizer.step()
+    assert not same_bits(param.data.get(), before)
+
+
 @pytest.mark.parametrize("case", ["gap", "shared"])
 def test_what_a_kernel_cannot_take_runs_as_plain_operations(case):
     cupy = cupy_standin.install()

@@ -52,15 +52,15 @@ def test_a_compiler_that_is_not_guarded_contracts_and_multiplies_by_reciprocals(
     program = fused.program(nadam, DOCUMENTED, DOCUMENTED.hyper, "float32", ("m", "v"))
     given = {name: numbers(4096, "float32", k) for k, name in enumerate(program.arrays)}
     given["v"] = np.abs(given["v"])
-    scalars = np.linspace(0.3, 0.9, len(program.scalars), dtype="float32")
-    plain = fused.on_copies(program, given, scalars)
+    s = nadam.Scalars._make(np.linspace(0.3, 0.9, len(nadam.Scalars._fields)).tolist())
+    plain = fused.on_copies(program, given, s, DOCUMENTED.hyper)
     there = {name: jax.numpy.asarray(x) for name, x in given.items()}
-    guarded = jit.computed(program, there, scalars)
+    guarded = jit.computed(program, there, s, DOCUMENTED.hyper)
     assert all(same(np.asarray(guarded[name]), x) for name, x in plain.items())
     monkeypatch.setattr(jit, "_guarded", lambda *args: lambda zero, *more: bare(*more))
     bare = jit._plain(program, jit.namespace_of(*there.values()).xp)
     jit._compiled.cache_clear()
-    found = jit.computed(program, there, scalars)
+    found = jit.computed(program, there, s, DOCUMENTED.hyper)
     jit._compiled.cache_clear()
     assert not all(same(np.asarray(found[name]), x) for name, x in plain.items())
 
