@@ -23,7 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--refopt-optimizer",
         default=None,
         metavar="NAME",
-        help="What py: or cmd: implements: nadam, rmsprop, sgd or thor (default: the function's name).",
+        help="What py: or cmd: is: nadam, rmsprop, sgd or thor (default: the function's name).",
     )
     group.addoption(
         "--refopt-select",

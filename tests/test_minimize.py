@@ -108,6 +108,100 @@ def test_a_program_in_any_language_is_asked_by_the_protocol(mine: Path) -> None:
     assert ran(mine, result.stdout).returncode == 0
 
 
-def test_a_framework_is_no_program_to_be_asked() -> None:
-    result = CliRunner().invoke(cli.app, ["minimize", "torch:NAdam"])
+def test_a_failure_that_shows_stays_one_and_does_not_end_at_a_rounding(mine: Path) -> None:
+    """The learning rate is a float32: with all else right that is the smallest failure."""
+    rounded = FUNCTIONS.replace("return param - lr", "return param - float(np.float32(lr))")
+    (mine / "mine.py").write_text(rounded)
+    digits = re.findall(
+        r"AssertionError: (\S+)", ran(mine, minimized("py:mine:nadam").stdout).stderr
+    )
+    assert float(digits[0]) == pytest.approx(-0.1, abs=1e-8)
+    assert float(digits[0]) != -0.1
+    failed = ran(mine, minimized("py:mine:inside").stdout)
+    assert failed.stderr.endswith("AssertionError: -0.7071067811865475\n")
+
+
+NET = """
+import numpy as np
+
+def thor(params, grads, state, *, layers, names, statistics, learning_rate, damping, momentum,
+         batch_size, loss_scale, frequency):
+    m, inverses = state if state else ([0 * p for p in params], None)
+    (layer,) = layers
+    if layer["kind"] != "dense":
+        raise NotImplementedError
+    if statistics:
+        a, d = (x.reshape(-1, x.shape[-1]) for x in statistics[layer["name"]].values())
+        factors = (d.T @ d * (batch_size / loss_scale) / len(d), a.T @ a / len(a))
+        inverses = [np.linalg.inv(x + damping * np.eye(len(x), dtype=x.dtype)) for x in factors]
+    weight, bias = (g / loss_scale for g in grads)
+    m = [momentum * x + g for x, g in zip(m, (inverses[0] @ weight @ inverses[1], bias))]
+    return [p - learning_rate * x for p, x in zip(params, m)], (m, inverses)
+"""
+
+
+def test_the_smallest_net_has_one_weight_and_sees_one_sample(mine: Path) -> None:
+    (mine / "net.py").write_text(NET)
+    result = minimized("py:net:thor", "--select", "*.dense.*", optimizer="thor")
+    assert result.exit_code == VIOLATED, result.output
+    assert result.stdout.count("params, state = thor(") == 1
+    assert re.search(
+        r"params = \[np.array\(\[\S+\], np.float64\).reshape\(\(1, 1\)\)", result.stdout
+    )
+    assert re.search(r"'ds': np.array\(\[\S+\], np.float64\).reshape\(\(1, 1\)\)", result.stdout)
+    failed = ran(mine, result.stdout)
+    assert failed.returncode == 1
+    assert "AssertionError" in failed.stderr
+    (mine / "net.py").write_text(
+        NET.replace("(batch_size / loss_scale)", "(batch_size / loss_scale)**2")
+    )
+    assert ran(mine, result.stdout).returncode == 0
+    source = (ROOT / "examples" / "rop" / "thor.py").read_text()
+    right = "scale**2 * self.G, damping)  # THO-4.1"
+    assert source.count(right) == 1
+    (mine / "program.py").write_text(source.replace(right, "scale * self.G, damping)"))
+    command = f"cmd:{sys.executable} program.py"
+    result = minimized(command, "--select", "*.dense.*", optimizer="thor")
+    assert 'bits = answer["gradient"][0][0 : 16]' in result.stdout
+    assert ran(mine, result.stdout).returncode == 1
+    (mine / "program.py").write_text(source)
+    assert ran(mine, result.stdout).returncode == 0
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("name", "profile", "optimizer"),
+    [
+        ("torch:NAdam", "keras-3", "NAdam"),
+        ("torch:RMSprop", "keras-3", "RMSprop"),
+        ("torch:SGD", "keras-3", "SGD"),
+    ],
+)
+def test_a_framework_fails_in_its_own_words(
+    mine: Path, name: str, profile: str, optimizer: str
+) -> None:
+    select = ("--select", "*sharp*f64") if name != "torch:SGD" else ()
+    arguments = ["minimize", name, "--profile", profile, *select]
+    result = CliRunner().invoke(cli.app, arguments)
+    assert result.exit_code == VIOLATED, result.output
+    assert f"optimizer = torch.optim.{optimizer}([param], **keywords)" in result.stdout
+    assert result.stdout.count("optimizer.step()") <= 2
+    failed = ran(mine, result.stdout)
+    assert (failed.returncode, "AssertionError" in failed.stderr) == (1, True), failed.stderr
+
+
+@pytest.mark.torch
+def test_what_a_framework_is_not_called_with_in_a_line_goes_through_its_adapter(mine: Path) -> None:
+    """Limits are functions beside the optimizer."""
+    arguments = ["minimize", "torch:RMSprop", "--select", "*.clipvalue-0.1.f64", "--profile", "tf1"]
+    result = CliRunner().invoke(cli.app, arguments)
+    assert result.exit_code == VIOLATED, result.output
+    failed = ran(mine, result.stdout)
+    assert (failed.returncode, "AssertionError" in failed.stderr) == (1, True), failed.stderr
+
+
+def test_a_framework_with_a_network_of_its_own_has_no_smaller_input() -> None:
+    result = CliRunner().invoke(cli.app, ["minimize", "mindspore:thor"])
+    assert result.exit_code == USAGE
+    result = CliRunner().invoke(cli.app, ["minimize", "somewhere:NAdam"])
     assert result.exit_code == USAGE

@@ -149,7 +149,7 @@ def minimize(
         str,
         typer.Argument(
             metavar="IMPLEMENTATION",
-            help="py:MODULE:FUNCTION or 'cmd:PROGRAM ARGUMENT…'.",
+            help="An installed framework, py:MODULE:FUNCTION or 'cmd:PROGRAM ARGUMENT…'.",
             show_default=False,
         ),
     ],
@@ -160,6 +160,7 @@ def minimize(
     select: Select = "*",
     python: Python = sys.executable,
     timeout: Timeout = 60.0,
+    build: Build = False,
 ) -> None:
     """Print the smallest input on which an implementation fails, as a Python program."""
     with exits(), progressing() as progress:
@@ -169,31 +170,51 @@ def minimize(
         from refopt.oracle.spec import RULES
 
         of, command = command_of(implementation, optimizer, python)
-        if not command:
-            msg = (
-                f"IMPLEMENTATION must be py:MODULE:FUNCTION or cmd:PROGRAM, got {implementation!r}"
-            )
+        start: Callable[[], Any]
+        if command:
+            start, paths = lambda: rop.Program(command, of, timeout), [""]
+            cases = observe.vectors(of, select)
+            program = start()
+            takes = program.spoken.takes
+            program.close()
+        elif implementation in live.IMPLEMENTATIONS:
+            of = live.IMPLEMENTATIONS[implementation].recordings.split("/")[0]
+            if hasattr(RULES[of], "Layer"):
+                msg = f"{implementation} runs networks of its own, which cannot be made smaller"
+                raise typer.BadParameter(msg)
+            python = interpreter(implementation, python, build=build)
+            start = live.starter(implementation, python, timeout)
+            cases = observe.cases(implementation, select)
+            adapter = start()
+            paths = adapter.paths or [""]
+            adapter.close()
+        else:
+            known = ", ".join(live.IMPLEMENTATIONS)
+            msg = f"IMPLEMENTATION must be {known}, py: or cmd:; got {implementation!r}"
             raise typer.BadParameter(msg)
         against = _profile(of, profile)
-        program = rop.Program(command, of, timeout)
-        takes = program.spoken.takes
-        program.close()
-        asking = live.Asking(lambda: rop.Program(command, of, timeout), profile)
+        rule_profile, found, path = RULES[of].PROFILES[against], None, ""
+        asking = live.Asking(start, None)
         try:
-            ask = minimizing.asker(asking)
-            rule_profile = RULES[of].PROFILES[against]
-            case = minimizing.start(ask, observe.vectors(of, select), rule_profile)
-            found = case and minimizing.minimize(ask, case, rule_profile, progress)
+            for path in paths:
+                ask = minimizing.asker(asking, path)
+                case = minimizing.start(ask, cases, rule_profile)
+                found = case and minimizing.minimize(ask, case, rule_profile, progress)
+                if found:
+                    break
         finally:
             asking.close()
         progress("")
         if not found:
             typer.echo(f"{implementation} leaves {against} on no vector that it answers", err=True)
             raise typer.Exit(OK)
-        if implementation.startswith("py:"):
-            typer.echo(minimizing.of_function(found, implementation[3:], takes, against))
+        if not command:
+            text = minimizing.of_framework(found, implementation, python, path, against)
+        elif implementation.startswith("py:"):
+            text = minimizing.of_function(found, implementation[3:], takes, against)
         else:
-            typer.echo(minimizing.of_program(found, command, against))
+            text = minimizing.of_program(found, command, against)
+        typer.echo(text)
     raise typer.Exit(VIOLATED)
 
 
