@@ -174,7 +174,8 @@ class Profile(NamedTuple):
     choices: Any  # the rule's Choices: one function per axis
     hyper: Any  # the rule's Hyper with the release's defaults
     half: str = (
-        "stored"  # 16-bit: "stored" rounds each stored quantity once, "each" every operation
+        "stored"  # 16-bit: "stored" rounds each stored quantity once, "each" every operation;
+        # "float32" is as "each", and float64 is computed in float32 and stored
     )
     source: str = ""  # package, version, class
 

@@ -334,6 +334,7 @@ def is_sparse(grad: Any) -> bool:
 def passage(param: Any, half: str) -> Passage:
     """Complex as pairs of reals; 16-bit as `half` says (`refopt.typing.Profile`)."""
     xp, dtype, name = array_namespace(param), param.dtype, dtype_name(param)
+    narrow = name in HALF or (half == "float32" and name == "float64")
 
     def enter(x: Any) -> Any:
         if x is None or isinstance(x, float):
@@ -342,9 +343,10 @@ def passage(param: Any, half: str) -> Passage:
             return x._replace(values=enter(x.values))
         if name in COMPLEX:
             x = as_real(x)
-        if name in HALF:
+        if narrow:
             x = xp.astype(x, xp.float32)
-            return Rounded(x, name, rounding_to(dtype)) if half == "each" else x
+            each = name in HALF and half != "stored"
+            return Rounded(x, name, rounding_to(dtype)) if each else x
         # array-api-strict refuses any scalar that is not exactly a Python float, so here too
         # the array is wrapped; nothing is rounded.
         if is_array_api_strict_namespace(xp):
@@ -357,7 +359,7 @@ def passage(param: Any, half: str) -> Passage:
             return x
         if name in COMPLEX:
             return as_complex(x)
-        return xp.astype(x, dtype) if name in HALF and (stored or half == "each") else x
+        return xp.astype(x, dtype) if narrow and (stored or half != "stored") else x
 
     return Passage(enter, leave)
 

@@ -122,7 +122,7 @@ def assembled(results: Mapping[str, trace.Node], dtype: str, half: str) -> Progr
     kinds: dict[int, bool] = {}
     done: dict[int, str] = {}
     instructions: list[Instruction] = []
-    each = dtype in HALF and half == "each"
+    each = dtype in HALF and half != "stored"
 
     def emit(op: str, *inputs: str) -> str:
         key = (op, *inputs)
@@ -853,6 +853,8 @@ def prepared(
     if not _apart(bounds):
         return None
     dtypes = [dtype_name(param) for param in params]
+    if profile.half == "float32" and "float64" in dtypes:  # computed in another dtype than its own
+        return None
     simple = len({*dtypes}) == 1 and dtypes[0] in ("float32", "float64")
     symbols = [_Held("name", ("param",), array=param) for param in params]
     place = {id(symbol): i for i, symbol in enumerate(symbols)}

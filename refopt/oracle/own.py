@@ -29,6 +29,8 @@ def numpy_run(
 
     `execution`: "plain", or of EXECUTIONS, which make programs of the steps of element-wise rules.
     """
+    if profile.half == "float32" and "float64" in case.dtypes:
+        execution = "plain"  # a program computes in the dtype of its arrays
     rule: Any = RULES[case.id.partition(".")[0]]
     if case.layers:
         return layered.numpy_run(rule, case, profile, changed)
@@ -109,7 +111,7 @@ def _bfloat16_step(
     def enter(x: Any) -> Any:
         if arrays.is_sparse(x):
             return x._replace(values=enter(x.values))
-        return x if x is None or profile.half != "each" else Rounded(x, "bfloat16", bfloat16)
+        return x if x is None or profile.half == "stored" else Rounded(x, "bfloat16", bfloat16)
 
     def leave(x: Any) -> Any:
         return x if x is None else bfloat16(plain(x))

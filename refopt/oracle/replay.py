@@ -177,12 +177,14 @@ class Replay:
 
     def array(self, values: Any, dtype: str) -> Any:
         """An exact array, to be computed with in its own dtype, or in float32 (half: stored)."""
-        return self.xp.array(values, "float32" if self._widens(dtype) else dtype)
+        if dtype == "float64" and self.profile.half == "float32":
+            return self.xp.cast(self.xp.array(values, dtype), "float32", stored="float32")
+        return self.xp.array(values, "float32" if self._stores(dtype) else dtype)
 
     def stored(self, x: Any, i: int) -> Any:
         """What parameter `i` keeps of an array: 16-bit storage rounds once (half: stored)."""
         dtype = self.case.dtypes[i]
-        if x is None or not self._widens(dtype):
+        if x is None or not self._stores(dtype):
             return x
         return self.xp.cast(x, "float32", stored=dtype)
 
@@ -206,5 +208,6 @@ class Replay:
         choices = self.rule.configured(self.profile.choices, hyper, self.case.options)
         return choices._replace(**self.changed)
 
-    def _widens(self, dtype: str) -> bool:
+    def _stores(self, dtype: str) -> bool:
+        """Whether arrays of a dtype are computed with in float32, and rounded when stored."""
         return self.profile.half == "stored" and dtype in ("float16", "bfloat16")

@@ -1091,7 +1091,7 @@ PROFILES: dict[str, Profile] = {
                 storage=stored_all, scalars=in_float32, start=one, idle=zero_times_buffer
             ),
             Hyper(lr=0.1, epsilon=1e-10),
-            "each",
+            "float32",
             "MindSpore 2.10, nn.RMSProp",
         ),
         Profile(

@@ -271,7 +271,11 @@ def difference(name: str, one: str, other: str) -> str:
         parts.append("Defaults\n" + _table([("", one, other), *rows]))
     halves = [RULES[name].PROFILES[p].half for p in (one, other)]
     if halves[0] != halves[1]:
-        words = {"stored": "once for each stored quantity", "each": "after each operation"}
+        words = {
+            "stored": "once for each stored quantity",
+            "each": "after each operation",
+            "float32": "after each operation; float64 is computed in float32",
+        }
         parts.append(
             "16 bits are rounded\n"
             + _table([(p, words[h]) for p, h in zip((one, other), halves, strict=True)])
