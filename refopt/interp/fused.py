@@ -813,6 +813,9 @@ class _Beside(ArrayNamespace):
     def zeros_like(self, x: Any, /) -> Any:
         return super().zeros_like(x.array if isinstance(x, _Held) else x)
 
+    def float32(self, x: Any, /) -> Any:
+        return x if dtype_name(x) in COMPLEX else super().float32(x)  # no such step is taken
+
 
 class _NumbersOf(Floats):
     """The numbers for a parameter that is a symbol; `dtype` says how 16 bits are rounded."""
