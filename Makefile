@@ -17,10 +17,15 @@ done; \
 echo 'refopt needs a Python with venv where $(3); tried: $(2)' >&2; exit 1
 endef
 
-.PHONY: check test lint bench test-frameworks site clean
+.PHONY: check check-fused test lint bench test-frameworks site clean
 
 check: $(VENV)/.base
 	@$(VENV)/bin/refopt check
+
+check-fused: $(FRAMEWORKS)/.frameworks
+	@REFOPT_ENGINE=tape $(FRAMEWORKS)/bin/refopt check --execution fused
+	@REFOPT_ENGINE=numba $(FRAMEWORKS)/bin/refopt check --execution fused
+	@$(FRAMEWORKS)/bin/refopt check --execution jax
 
 test: $(VENV)/.dev
 	@$(VENV)/bin/python -m pytest -n auto --dist worksteal -m "not torch and not jax and not slow and not gpu"

@@ -8,6 +8,7 @@ import importlib.util
 import statistics
 import sys
 import time
+from collections import Counter
 from datetime import date
 from functools import partial
 
@@ -17,14 +18,14 @@ from backends import same_bits
 from test_cuda import lines, programs
 
 import refopt
-from refopt.bench import LISTS
+from refopt.bench import FACTORS, LISTS, _factor, factors
 from refopt.interp import cuda, fused
 from refopt.interp.arrays import namespace_of
+from refopt.rules import thor
 
 ROUNDS = 9
 LARGE = 100_000_000  # elements: 400 MB an array
 MOVED = 28  # bytes that NAdam moves for an element of float32: p, g, m, v read; p, m, v written
-FACTORS = (512, 1024, 2048, 4608)  # of ResNet-50's layers
 
 
 def main():
@@ -102,15 +103,15 @@ def stepper(make, params, **options):
 
 
 def graph():
-    """A captured step, replayed, beside steps that are not captured."""
+    """A captured step, replayed, beside steps that are not captured, and plain operations."""
     rng = np.random.default_rng(3)
     start, grads = rng.standard_normal(1000, np.float32), rng.standard_normal((6, 1000), np.float32)
     sides, stream = [], cupy.cuda.Stream(non_blocking=True)
     with stream:
         grad = cupy.zeros(1000, "float32")
-        for captured in (False, True):
+        for captured, foreach in ((False, None), (True, None), (False, False)):
             param = refopt.Parameter(cupy.asarray(start))
-            step = stepper(refopt.NAdam, [param], capturable=True)
+            step = stepper(refopt.NAdam, [param], capturable=True, foreach=foreach)
             for warm in grads[:3]:
                 grad.set(warm)
                 step([grad])
@@ -126,7 +127,7 @@ def graph():
                     step([grad])
             stream.synchronize()
             sides.append(param.data.get())
-    fine = same_bits(*sides)
+    fine = all(same_bits(side, sides[0]) for side in sides)
     yield "a captured step, replayed 3 times", "equal" if fine else "differ", fine
 
 
@@ -164,7 +165,11 @@ def nadams(shapes):
         step = stepper(refopt.NAdam, params, **options)
         return lambda: step(grads)
 
-    runs = {"refopt": made(), "plain CuPy": made(foreach=False)}
+    runs = {
+        "refopt": made(),
+        "refopt, capturable": made(capturable=True),
+        "plain CuPy": made(foreach=False),
+    }
     if importlib.util.find_spec("torch") is not None:
         import torch
 
@@ -211,24 +216,33 @@ def tensors():
 
 
 def inverses():
-    """THOR's refresh: inverses of factors, whole and in blocks of 128, beside the library's own."""
-    rng = np.random.default_rng(4)
-    for n in FACTORS:
-        x = cupy.asarray(rng.standard_normal((2 * n, n), np.float32))
-        a = x.T @ x / (2 * n) + 0.03 * cupy.eye(n, dtype="float32")
-        xp = namespace_of(a)
-        blocks = xp.diagonal_blocks(a, 128)
-        found = ratios({
-            "refopt": lambda a=a, xp=xp: xp.spd_inverse(a),
-            "inv": lambda a=a: cupy.linalg.inv(a),
-            "blocks": lambda b=blocks, xp=xp: xp.spd_inverse(b),
-        })  # fmt: skip
-        inverse = xp.spd_inverse(a).astype("float64")
-        left = float(abs(a.astype("float64") @ inverse - cupy.eye(n)).sum(0).max())
-        result = f"{found['refopt'][0] * 1e3:.2f} ms, residual {left:.1e}"
-        yield f"inverse of {n} x {n}", result, np.isfinite(left)
-        yield f"cupy.linalg.inv / refopt, {n}", f"{found['inv'][1]:.2f}", True
-        yield f"blocks of 128 / whole, {n}", f"{found['blocks'][1]:.2f}", True
+    """THOR's refresh of ResNet-50 beside the libraries' own inverses; sizes that recur run once."""
+    for name, block in FACTORS.items():
+        total, worst = Counter(), 0.0
+        for n, count in Counter(factors()).items():
+            a = cupy.asarray(_factor(n))
+            xp, size = namespace_of(a), block(n, thor.Hyper())
+            blocks = a[None] if size == n else xp.diagonal_blocks(a, size).copy()
+            runs = {
+                "refopt": partial(xp.spd_inverse, blocks),
+                "cupy.linalg.inv": partial(cupy.linalg.inv, blocks),
+            }
+            if importlib.util.find_spec("torch") is not None:
+                import torch
+
+                if torch.cuda.is_available():
+                    runs["torch.linalg.inv"] = partial(torch.linalg.inv, torch.from_dlpack(blocks))
+            for peer, (took, _) in ratios(runs).items():
+                total[peer] += count * took
+            product = blocks.astype("float64") @ xp.spd_inverse(blocks).astype("float64")
+            worst = max(worst, float(abs(product - cupy.eye(size)).sum(-2).max()))
+        yield (
+            f"THOR refresh, {name}",
+            f"{total['refopt'] * 1e3:.1f} ms, residual {worst:.1e}",
+            np.isfinite(worst),
+        )
+        for peer in [*total][1:]:
+            yield f"{peer} / refopt, {name}", f"{total[peer] / total['refopt']:.2f}", True
 
 
 if __name__ == "__main__":
