@@ -22,7 +22,17 @@ from refopt.cli import base
 from refopt.errors import AdapterError
 from refopt.interp.formats import FORMATS, to_bits
 from refopt.oracle import live, suite
-from refopt.oracle.report import BROKE, INTERRUPTED, NOTHING, OK, STALE, USAGE, VIOLATED, Tally
+from refopt.oracle.report import (
+    BROKE,
+    INTERRUPTED,
+    LEFT,
+    NOTHING,
+    OK,
+    STALE,
+    USAGE,
+    VIOLATED,
+    Tally,
+)
 
 SHARP = "nadam.torch.sharp-l2-psi-1.f64"
 REFUSED = "nadam.torch.lr-overflow.f32"
@@ -154,7 +164,7 @@ def test_an_empty_selection_exits_with_5(arguments: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("check", "tensorflow:Nadam"), "torch:NAdam, tf2.9:Nadam"),
+        (("check", "nobody"), "torch:NAdam, tf2.9:Nadam"),
         (("check", "torch:RMSprop", "--python", "/dev/null"), "torch:RMSprop: cannot start"),
         (("check", "torch:RMSprop", "--python", sys.executable + "c"), "cannot start"),
         (("check", "no/such/file.json"), "no/such/file.json"),
@@ -381,7 +391,33 @@ def test_a_reader_that_leaves_is_no_error(form: tuple[str, ...]) -> None:
         running.stdout.close()
         assert running.stderr is not None
         assert running.stderr.read() == ""
-    assert running.returncode == USAGE
+    assert running.returncode == LEFT
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_an_output_that_cannot_be_written_is_said_in_a_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        running = subprocess.run(
+            [sys.executable, "-m", "refopt", "explain", "sgd"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert running.returncode == BROKE
+    assert running.stderr == "refopt: the output must be writable: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [("no/such.json", "must be a file or folder that exists; got"), ("torch:Nadam", "torch:NAdam")],
+)
+def test_an_implementation_that_is_not_found_is_said_in_a_line(given: str, said: str) -> None:
+    result = refopt("check", given)
+    assert result.exit_code == USAGE
+    text = " ".join(result.stderr.replace("│", " ").split())
+    assert said in text
+    assert "timm" not in text
 
 
 def test_what_was_rejected_or_deviates_is_named() -> None:
@@ -455,7 +491,7 @@ def test_help_states_the_exit_codes(arguments: tuple[str, ...]) -> None:
     result = refopt(*arguments)
     assert result.exit_code == OK
     text = " ".join(result.stdout.split())
-    for code in (OK, VIOLATED, USAGE, BROKE, STALE, NOTHING, INTERRUPTED):
+    for code in (OK, VIOLATED, USAGE, BROKE, STALE, NOTHING, INTERRUPTED, LEFT):
         assert re.search(rf"\b{code}: [a-z]", text)
     assert "0: no violation, failure or stale expectation, and at least one run conforms" in text
 

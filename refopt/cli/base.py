@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -20,7 +21,7 @@ EXIT_CODES = (
     "Exit codes: 0: no violation, failure or stale expectation, and at least one run conforms; "
     "1: a violation; 2: wrong usage, a malformed file, or aborted; 3: the implementation or the "
     "harness broke; 4: an expectation is stale; 5: nothing ran, or nothing was decided; "
-    "130: interrupted."
+    "130: interrupted; 141: whoever read the output left."
 )
 
 
@@ -58,7 +59,7 @@ app = typer.Typer(
 def exits() -> Iterator[None]:
     """What goes wrong has an exit code of its own; nothing else is 1."""
     from refopt.oracle.live import Missing
-    from refopt.oracle.report import BROKE, INTERRUPTED, USAGE
+    from refopt.oracle.report import BROKE, INTERRUPTED, LEFT, USAGE
 
     try:
         try:
@@ -70,18 +71,26 @@ def exits() -> Iterator[None]:
         typer.echo("interrupted", err=True)
         raise typer.Exit(INTERRUPTED) from None
     except BrokenPipeError:
-        # Whoever read has seen enough; the flush at exit must not fail either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(USAGE) from None
+        _forgotten()  # whoever read has seen enough
+        raise typer.Exit(LEFT) from None
     except RefoptError as error:
         typer.echo(f"refopt: {error}", err=True)
         asked = isinstance(error, Missing | MissingExtra | Unknown)
         raise typer.Exit(USAGE if asked else BROKE) from None
     except (typer.Exit, typer.BadParameter):
         raise
-    except Exception:
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            _forgotten()
+            typer.echo(f"refopt: the output must be writable: {error.strerror}", err=True)
+            raise typer.Exit(BROKE) from None
         typer.echo(traceback.format_exc(), err=True)
         raise typer.Exit(BROKE) from None
+
+
+def _forgotten() -> None:
+    """The flush at exit must not fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager
@@ -99,12 +108,12 @@ def reading(mine: bool) -> Iterator[None]:
 
 
 @contextmanager
-def writable(path: Path) -> Iterator[IO[bytes]]:
-    """The file of a report, open from the start: a place that cannot be written is wrong usage."""
+def writable(path: Path, option: str) -> Iterator[IO[bytes]]:
+    """The file of an option, open from the start: a place that cannot be written is wrong usage."""
     try:
         file = path.open("wb")
     except OSError as error:
-        msg = f"--junit must be a file that can be written, got {path}: {error.strerror}"
+        msg = f"{option} must be a file that can be written, got {path}: {error.strerror}"
         raise typer.BadParameter(msg) from None
     with file:
         yield file
@@ -151,7 +160,7 @@ def _main(
 
 Json = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON Lines instead of text.")]
 Select = Annotated[
-    str, typer.Option("--select", metavar="GLOB", help="Judge only the cases whose id matches.")
+    str, typer.Option("--select", metavar="GLOB", help="Only the cases whose id matches.")
 ]
 Junit = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write a JUnit XML report as well.")

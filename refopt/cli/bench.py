@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -62,6 +63,9 @@ def bench(
         if tensorflow and shutil.which(tensorflow) is None:
             msg = f"--tensorflow must be a Python interpreter, got {tensorflow!r}"
             raise typer.BadParameter(msg)
+        if plot is not None and plot.suffix not in (".svg", ".png"):
+            msg = f"--plot must be a .svg or a .png, got {plot}"
+            raise typer.BadParameter(msg)
         names = dict.fromkeys((*measuring.CONTESTANTS, measuring.TENSORFLOW, *measuring.REFRESHES))
         wanted = _known("--contestant", contestant, names)
         chosen = _known("--optimizer", optimizer, ("nadam", "rmsprop", "thor"))
@@ -75,17 +79,18 @@ def bench(
         header = {**measuring.machine(), "threads": threads, "rounds": rounds}
         if as_json:
             say(header)
-        for name, which in runs:
-            timings = list(measuring.measured(name, which, rounds, wanted, tensorflow))
-            found += timings
-            if as_json:
-                for timing in timings:
-                    say(timing._asdict())
-            else:
-                _print(timings)
-        everything = {**header, "timings": [timing._asdict() for timing in found]}
-        if output is not None:
-            with writable(output) as file:
+        with ExitStack() as stack:  # a file that cannot be written is found before the work
+            file = None if output is None else stack.enter_context(writable(output, "--output"))
+            for name, which in runs:
+                timings = list(measuring.measured(name, which, rounds, wanted, tensorflow))
+                found += timings
+                if as_json:
+                    for timing in timings:
+                        say(timing._asdict())
+                else:
+                    _print(timings)
+            if file is not None:
+                everything = {**header, "timings": [timing._asdict() for timing in found]}
                 file.write(json.dumps(everything, indent=1).encode())
         if plot is not None:
             measuring.drawn(found, plot)

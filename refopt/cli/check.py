@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import shlex
 import shutil
@@ -250,7 +251,7 @@ def judge(
     from refopt.oracle import report, suite
 
     with ExitStack() as stack:
-        xml = None if junit is None else stack.enter_context(writable(junit))
+        xml = None if junit is None else stack.enter_context(writable(junit, "--junit"))
         tally, results = report.Tally(), []
         code, complete = report.BROKE, False
         try:
@@ -385,8 +386,11 @@ def _cases(implementation: str | None, select: str) -> tuple[list[Any], str]:
     if implementation in live.IMPLEMENTATIONS:
         return list(suite.selected(live.cases(implementation), select)), implementation
     if implementation is not None and not Path(implementation).exists():
-        known = ", ".join(live.IMPLEMENTATIONS)
-        msg = f"IMPLEMENTATION must be {known}, or a file or folder; got {implementation!r}"
+        close = difflib.get_close_matches(implementation, live.IMPLEMENTATIONS)
+        known = ", ".join(close or live.IMPLEMENTATIONS)
+        file = implementation.endswith(".json") or "/" in implementation
+        wanted = "a file or folder that exists" if file else f"{known}, or a file or folder"
+        msg = f"IMPLEMENTATION must be {wanted}; got {implementation!r}"
         raise typer.BadParameter(msg)
     folder = None if implementation is None else Path(implementation)
     return list(suite.selected(suite.recordings(folder), select)), ""

@@ -13,7 +13,7 @@ from refopt.cli.base import Command, Jobs, Json, app, exits, processors, progres
 
 Optimizer = Annotated[
     str | None,
-    typer.Argument(metavar="OPTIMIZER", help="nadam, rmsprop or thor.", show_default="all"),
+    typer.Argument(metavar="OPTIMIZER", help="nadam, rmsprop, sgd or thor.", show_default="all"),
 ]
 
 

@@ -39,7 +39,7 @@ from refopt.oracle.suite import (
 from refopt.oracle.verdict import CONFORMS, INCONCLUSIVE, VIOLATION, Finding, Verdict
 
 SCHEMA = "refopt-report/1"
-OK, VIOLATED, USAGE, BROKE, STALE, NOTHING, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
+OK, VIOLATED, USAGE, BROKE, STALE, NOTHING, INTERRUPTED, LEFT = 0, 1, 2, 3, 4, 5, 130, 141
 SHOWN = 5  # findings printed in full
 TOLD, REASON = 20, 160  # rejected and deviating cases that are named, and letters of the reason
 HEADS = {  # broken where a column would be too wide for a terminal of 80
