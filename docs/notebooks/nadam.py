@@ -5,20 +5,19 @@ Run it with `marimo edit docs/notebooks/nadam.py`.
 
 import marimo
 
-app = marimo.App(app_title="NAdam and its schedule")
+app = marimo.App(width="medium", app_title="NAdam and its schedule")
 
 
 @app.cell(hide_code=True)
 def _():
     import marimo as mo
-    import numpy as np
-    from matplotlib.figure import Figure
 
     from refopt.problems import PROBLEMS
     from refopt.rules.nadam import PROFILES
+    from refopt.teach import plot
     from refopt.teach.trace import as_markdown, trace
 
-    return Figure, PROBLEMS, PROFILES, as_markdown, mo, np, trace
+    return PROBLEMS, PROFILES, as_markdown, mo, plot, trace
 
 
 @app.cell(hide_code=True)
@@ -78,30 +77,32 @@ def _(picked, trace):
 
 
 @app.cell(hide_code=True)
-def _(Figure, PROBLEMS, np, picked, second, table):
-    figure = Figure(figsize=(9, 3.8), layout="tight")
-    left, right = figure.subplots(1, 2)
-    steps = range(1, picked["steps"] + 1)
-    mine = table.series["documented"]
-    for quantity, label in (("mu", "μₜ"), ("product", "product of the μᵢ")):
-        left.plot(steps, [mine[t, quantity] for t in steps], label=label)
-    left.set(xlabel="step", ylim=(0, 1))
-    left.legend()
-
+def _(PROBLEMS, mo, picked, plot, second, table):
+    mine, steps = table.series["documented"], list(range(1, picked["steps"] + 1))
+    curves = [
+        plot.Curve(label, steps, [mine[t, quantity] for t in steps])
+        for quantity, label in (("mu", "$\\mu_t$"), ("product", "product of the $\\mu_i$"))
+    ]
     problem = PROBLEMS[picked["problem"]]
-    x, y = (np.linspace(*ends, 80) for ends in problem.domain)
-    heights = problem.value(np.stack(np.meshgrid(x, y)))
-    right.contour(x, y, np.log1p(heights - heights.min()), levels=14, colors="0.75", linewidths=0.6)
-    for name, style in zip(table.series, ("-", "--"), strict=True):
-        path = [
-            [problem.first[i], *(part.series[name][t, "param"] for t in steps)]
-            for i, part in enumerate((table, second))
-        ]
-        right.plot(*path, style, label=name)
-    right.set(xlim=problem.domain[0], ylim=problem.domain[1], title=picked["problem"])
-    right.legend()
-    figure
-    return (figure,)
+    paths = [
+        plot.Path2(
+            name,
+            *(
+                [start, *(part.series[name][t, "param"] for t in steps)]
+                for start, part in zip(problem.first, (table, second), strict=True)
+            ),
+        )
+        for name in table.series
+    ]
+    figures = [
+        plot.draw_curves(curves, "the schedule", "coefficient"),
+        plot.draw_paths(problem, paths),
+    ]
+    figures[0].axes[0].set(yscale="linear", ylim=(0, 1))
+    for figure in figures:
+        figure.set_size_inches(5.2, 4.2)  # two beside each other
+    mo.hstack(figures, justify="start", wrap=True)
+    return (figures,)
 
 
 @app.cell(hide_code=True)

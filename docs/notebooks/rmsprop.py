@@ -5,20 +5,20 @@ Run it with `marimo edit docs/notebooks/rmsprop.py`.
 
 import marimo
 
-app = marimo.App(app_title="RMSprop, number by number")
+app = marimo.App(width="medium", app_title="RMSprop, number by number")
 
 
 @app.cell(hide_code=True)
 def _():
     import marimo as mo
     import numpy as np
-    from matplotlib.figure import Figure
 
     from refopt.problems import PROBLEMS
     from refopt.rules.rmsprop import PROFILES
+    from refopt.teach import plot
     from refopt.teach.trace import as_markdown, trace
 
-    return Figure, PROBLEMS, PROFILES, as_markdown, mo, np, trace
+    return PROBLEMS, PROFILES, as_markdown, mo, np, plot, trace
 
 
 @app.cell(hide_code=True)
@@ -74,26 +74,31 @@ def _(picked, trace):
 
 
 @app.cell(hide_code=True)
-def _(Figure, np, picked, table):
-    figure = Figure(figsize=(9, 3.6), layout="tight")
-    left, right = figure.subplots(1, 2)
-    steps = range(1, picked["steps"] + 1)
-    for (name, series), style in zip(table.series.items(), ("-", "--"), strict=True):
-        left.plot(steps, [series[t, "param"] for t in steps], style, label=name)
-    left.set(xlabel="step", ylabel="first coordinate of the parameter")
-    left.legend()
-
+def _(mo, np, picked, plot, table):
+    steps = list(range(1, picked["steps"] + 1))
+    ways = [
+        plot.Curve(name, steps, [series[t, "param"] for t in steps])
+        for name, series in table.series.items()
+    ]
     h = picked["given"]
     sizes = np.logspace(-9, 3, 200)
     root = np.sqrt(1 - h["rho"]) * sizes
-    right.loglog(sizes, sizes / (root + h["epsilon"]), "-", label="ε after the root")
-    right.loglog(sizes, sizes / np.sqrt(root**2 + h["epsilon"]), "--", label="ε under the root")
-    right.axvline(h["epsilon"], color="0.6", linewidth=0.8)
-    right.axvline(h["epsilon"] ** 0.5, color="0.6", linewidth=0.8)
-    right.set(xlabel="size of the gradient (lines: ε and √ε)", ylabel="first move over γ")
-    right.legend()
-    figure
-    return (figure,)
+    moves = [
+        plot.Curve("ε after the root", sizes, sizes / (root + h["epsilon"])),
+        plot.Curve("ε under the root", sizes, sizes / np.sqrt(root**2 + h["epsilon"])),
+    ]
+    figures = [
+        plot.draw_curves(ways, "", "first coordinate of the parameter"),
+        plot.draw_curves(moves, "", "first move over γ"),
+    ]
+    (axes,) = figures[1].axes
+    axes.set(xscale="log", yscale="log", xlabel="size of the gradient (lines: ε and √ε)")
+    for x in (h["epsilon"], h["epsilon"] ** 0.5):
+        axes.axvline(x, color="0.6", linewidth=0.8)
+    for figure in figures:
+        figure.set_size_inches(5.2, 4.2)  # two beside each other
+    mo.hstack(figures, justify="start", wrap=True)
+    return (figures,)
 
 
 @app.cell(hide_code=True)
