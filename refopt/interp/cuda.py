@@ -213,6 +213,8 @@ def writable(x: Any) -> bool:
 class Pass(fused.Pass):
     """`fused.Pass` on one GPU, on the current stream; the host waits for nothing."""
 
+    form = fused.SHAPE, fused.DTYPE, fused.STRIDES
+
     def __init__(self, items: Sequence[tuple[Program, Mapping[str, Any]]]) -> None:
         super().__init__(items)
         self.apart = self.apart and all(group.fits for group in self._groups)
@@ -230,7 +232,7 @@ class Pass(fused.Pass):
 class _Group:
     """The parameters of one program."""
 
-    compiled = parallel = False  # launched from Python: `Uninterrupted` is needed
+    compiled = parallel = False  # launched from Python: `uninterrupted` is needed
 
     def __init__(
         self, program: Program, members: Sequence[int], columns: Sequence[Mapping[str, Any]]

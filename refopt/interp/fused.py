@@ -14,6 +14,7 @@ import hashlib
 import importlib.util
 import operator
 import os
+import re
 import shutil
 import signal
 import sys
@@ -23,13 +24,14 @@ import warnings
 import weakref
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
 from types import FunctionType, SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -185,7 +187,11 @@ def _written(node: trace.Node) -> str:
     """An expression of numbers as Python writes it."""
     if node.op in ("const", "name"):
         return str(node.args[0])
-    args = [_written(x) for x in node.args]
+    return _applied(node, map(_written, node.args))
+
+
+def _applied(node: trace.Node, operands: Iterable[str]) -> str:
+    args = [*operands]
     if node.op in SIGNS:
         return f"({args[0]} {SIGNS[node.op]} {args[1]})"
     return f"(-{args[0]})" if node.op == "neg" else f"{node.op}({args[0]})"
@@ -294,16 +300,27 @@ def tape(program: Program) -> Tape:
 
 
 def _run_tape(program: Program, arrays: Sequence[Any], scalars: Any, scratch: Any) -> None:
-    """Run a program on arrays of one length in one dimension; `scratch` has rows for a chunk."""
-    run, _ = tape(program)
+    """Run a program on arrays of one length in one dimension; `scratch` has rows for a chunk.
+
+    `scalars`: a tuple of arrays of shape ().
+    """
+    run, rows = tape(program)
     n = arrays[0].size
-    c = tuple(np.asarray(x) for x in scalars)
     if n <= CHUNK:
-        run(*arrays, c, tuple(scratch[:, :n]))
+        run(*arrays, scalars, tuple(scratch[:rows, :n]))
         return
     for start in range(0, n, CHUNK):
         chunk = [x[start : start + CHUNK] for x in arrays]
-        run(*chunk, c, tuple(scratch[:, : len(chunk[0])]))
+        run(*chunk, scalars, tuple(scratch[:rows, : len(chunk[0])]))
+
+
+def _run_gathered(
+    program: Program, arrays: Sequence[Any], grads: Sequence[Any], scalars: Any, scratch: Any
+) -> None:
+    """Run a program on at most a chunk, whose gradients lie apart; they go to a row of scratch."""
+    row = scratch[-1, : sum(x.size for x in grads)]
+    np.concatenate(grads, axis=None, out=row)
+    _run_tape(program, [row if x is None else x for x in arrays], scalars, scratch)
 
 
 def _run_apart(program: Program, arrays: Sequence[Any], scalars: Any, scratch: Any) -> None:
@@ -486,23 +503,68 @@ def cut(table: Any, itemsize: int, most: int = PIECE) -> Any:
     return pieces
 
 
+# -- the scalars of a step, traced ----------------------------------------------------------------
+def clockwork(
+    rule: Any, profile: Profile, hyper: Any, program: Program, num: Any
+) -> Callable[[Any, Any], tuple[Any, tuple[Any, ...]]]:
+    """What `rule.tick` and then `numbers` give, as one function of numbers, traced; cached.
+
+    Of the clock and the Hyper as the user sets it; it returns the scalars of a step and the next
+    clock. `num`: the number system.
+    """
+    return _clockwork(rule, profile.choices, hyper._replace(lr=None), program, num)
+
+
+@functools.lru_cache(maxsize=256)
+def _clockwork(
+    rule: Any, choices: Any, hyper: Any, program: Program, num: Any
+) -> Callable[[Any, Any], tuple[Any, tuple[Any, ...]]]:
+    lines: dict[str, str] = {}
+
+    def visit(node: trace.Node) -> str:
+        if node.op in ("const", "name"):
+            return str(node.args[0])
+        return lines.setdefault(_applied(node, map(visit, node.args)), f"t{len(lines)}")
+
+    clock, given = trace.symbols(rule.Clock, "k"), trace.symbols(type(hyper), "g", hyper)
+    scalars, after = rule.tick(clock, given, choices, num=trace.NUMBERS)
+    settled = rule.settle(given, choices, num=trace.NUMBERS)
+    found = {**trace.fields(scalars, "s"), **trace.fields(settled, "h")}
+    row = [re.sub(r"\b[sh]\.\w+", lambda x: visit(found[x[0]]), y) for y in program.scalars]
+    then = [visit(trace.lift(x)) for x in after]
+    body = "".join(f"    {name} = {value}\n" for value, name in lines.items())
+    outputs = (f"({''.join(f'{x}, ' for x in values)})" for values in (row, then))
+    dtype = np.dtype(program.dtype)
+
+    def rounded(numbers: Any) -> Any:
+        with np.errstate(over="ignore"):
+            return np.array(numbers, dtype)
+
+    space: dict[str, Any] = {"num": num, "weight": carried(program.dtype), "rounded": rounded}
+    exec(f"def run(k, g):\n{body}    return rounded({next(outputs)}), {next(outputs)}", space)
+    run: Callable[[Any, Any], tuple[Any, tuple[Any, ...]]] = space["run"]
+    return run
+
+
 # -- a step of many parameters --------------------------------------------------------------------
-class Uninterrupted:
-    """Within, Ctrl-C waits: what is written in place is written as a whole."""
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Within, Ctrl-C and other signals wait: what is written in place is written as a whole."""
+    came: list[Any] = []
+    try:
+        with ExitStack() as restored:
+            if threading.current_thread() is threading.main_thread():
+                for number in SIGNALS:
+                    if callable(handler := signal.getsignal(number)):  # of Python
+                        restored.callback(signal.signal, number, handler)
+                        signal.signal(number, lambda *args: came.append(args))
+            yield
+    finally:
+        for number, frame in came:
+            signal.getsignal(number)(number, frame)  # type: ignore[operator, misc]
 
-    def __enter__(self) -> None:
-        self._came: list[Any] = []
-        self._old: Any = None
-        if threading.current_thread() is threading.main_thread():
-            self._old = signal.getsignal(signal.SIGINT)
-        if callable(self._old):  # of Python
-            signal.signal(signal.SIGINT, lambda *args: self._came.append(args))
 
-    def __exit__(self, *exception: object) -> None:
-        if callable(self._old):
-            signal.signal(signal.SIGINT, self._old)
-            if self._came:
-                self._old(*self._came[0])
+SIGNALS = signal.valid_signals()
 
 
 def writable(x: Any) -> bool:
@@ -510,14 +572,29 @@ def writable(x: Any) -> bool:
     return type(x) is np.ndarray and bool(x.flags.writeable)
 
 
-def _nothing() -> None:
-    """A dead reference."""
+def same(now: Sequence[Any], then: Sequence[Any]) -> bool:
+    """Whether both have the same objects."""
+    return len(now) == len(then) and all(map(operator.is_, now, then))
+
+
+def forms(arrays: Iterable[Any], of: Iterable[Callable[[Any], Any]]) -> list[list[Any]]:
+    """What arrays are, each in all of these ways."""
+    return [[*map(one, arrays)] for one in of]
+
+
+Getter: TypeAlias = Callable[[Any], Any]
+SHAPE: Getter = operator.attrgetter("shape")
+DTYPE: Getter = operator.attrgetter("dtype")
+STRIDES: Getter = operator.attrgetter("strides")
+FORM: tuple[Getter, ...] = SHAPE, DTYPE, operator.attrgetter("flags.num")
+"""What can change of an array in place; where there are gaps, its strides too."""
 
 
 class Pass:
     """A step in place: the arrays of parameters are checked and laid out once, gradients each time.
 
-    What can fail comes before the first write: `Pass(…)`, `takes` and `ready`, then `run`.
+    What can fail comes before the first write: `Pass(…)`, `takes` and `ready`, or `again`; then
+    `run`. A step costs no line of Python for each parameter, as long as the arrays stay the same.
 
     Arguments
     ---------
@@ -526,7 +603,10 @@ class Pass:
     Attributes
     ----------
     apart: whether no two arrays that are written share memory.
+    compiled: whether all runs in C, known by `ready`.
     """
+
+    form = FORM
 
     def __init__(self, items: Sequence[tuple[Program, Mapping[str, Any]]]) -> None:
         groups: dict[Program, list[int]] = {}
@@ -539,8 +619,9 @@ class Pass:
         line = sorted(bound for bound in bounds if bound[0] < bound[1])
         self._low, self._high = [low for low, _ in line], [high for _, high in line]
         self.apart = _apart(line)
-        self._start = [0 for _ in items]
-        self._given: list[Any] = [_nothing for _ in items]  # weak: gradients are the caller's
+        self._arrays = [x for _, arrays in items for x in arrays.values()]
+        self._like = forms([next(iter(arrays.values())) for _, arrays in items], self.form[:2])
+        self._given: list[Any] = []  # weak: gradients are the caller's
 
     def _grouped(
         self, program: Program, members: Sequence[int], columns: Sequence[Mapping[str, Any]]
@@ -548,32 +629,44 @@ class Pass:
         """Those that run one program."""
         return _Group(program, members, columns)
 
+    def again(self, grads: Sequence[Any]) -> bool:
+        """Take the gradients of another step, arrays of the same library.
+
+        False too where one does not fit its parameter, or another array was changed in place.
+        """
+        now = forms([*self._arrays, *grads], self._form)
+        if now == self._forms and same([*map(operator.call, self._given)], grads):
+            return True
+        n = len(self._arrays)
+        held = all(x[:n] == y[:n] for x, y in zip(now, self._forms, strict=True))
+        return held and [x[n:] for x in now[:2]] == self._like and self.takes(grads)
+
     def takes(self, grads: Sequence[Any]) -> bool:
         """Take the gradients of a step; False where one shares memory with what is written."""
-        given = self._given
-        new = [i for i, grad in enumerate(grads) if given[i]() is not grad]
-        if not new:
-            return True
-        start = [*self._start]
-        for i in new:
-            low, high = extent(grads[i])
+        start = []
+        for grad in grads:
+            low, high = extent(grad)
             before = bisect_left(self._low, high)
             if before and self._high[before - 1] > low:
                 return False
-            start[i] = low
-        self._given = [_nothing for _ in given]  # until all are taken
+            start.append(low)
+        self._given = []  # until all are taken
         if not all(group.take(grads, start) for group in self._groups):
             return False
         self.ready()  # others may be without gaps now
-        for i in new:
-            given[i] = weakref.ref(grads[i])
-        self._start, self._given = start, given
+        arrays = [*self._arrays, *grads]
+        whole = all(x.flags.c_contiguous or x.flags.f_contiguous for x in arrays)
+        self._form = self.form if whole else (*self.form, STRIDES)
+        self._forms = forms(arrays, self._form)
+        self._given = [*map(weakref.ref, grads)]
         return True
 
     def ready(self) -> None:
         """Compile what is not compiled."""
         for group in self._groups:
             group.ready()
+        # a lock that is waited for can be interrupted
+        self.compiled = all(group.compiled and not group.parallel for group in self._groups)
 
     def run(
         self, grads: Sequence[Any], scalars: Sequence[Any], then: Sequence[Callable[[], Any]] = ()
@@ -588,12 +681,6 @@ class Pass:
         """
         at_once(self.calls(grads, scalars), then, self.compiled)
 
-    @property
-    def compiled(self) -> bool:
-        """Whether all runs in C."""
-        # a lock that is waited for can be interrupted
-        return all(group.compiled and not group.parallel for group in self._groups)
-
     def calls(self, grads: Sequence[Any], scalars: Sequence[Any]) -> list[Callable[[], Any]]:
         """The functions that `run` calls."""
         return [call for group in self._groups for call in group.calls(grads, scalars)]
@@ -606,7 +693,7 @@ def at_once(
     if in_c:
         deque(map(operator.call, (*calls, *then)), 0)  # no line of Python where it could come
         return
-    with Uninterrupted(), np.errstate(all="ignore"):
+    with uninterrupted(), np.errstate(all="ignore"):
         deque(map(operator.call, (*calls, *then)), 0)
 
 
@@ -624,25 +711,26 @@ class _Group:
         given = [[*column.values()] for column in columns]
         self.orders = [_order(arrays, program.dtype) for arrays in given]
         rows = [[0 if x is None else extent(x)[0] for x in arrays] for arrays in self.arrays]
-        lengths = [x[0].size * (2 if x[0].dtype.kind == "c" else 1) for x in given]
-        self.total = sum(lengths)
+        self.complex = given[0][0].dtype.kind == "c"
+        self.lengths = [x[0].size * (1 + self.complex) for x in given]
+        self.total = sum(self.lengths)
         self.table = np.zeros((len(rows), len(self.names) + 2), np.int64)
-        self.table[:, :-2], self.table[:, -2] = rows, lengths
+        self.table[:, :-2], self.table[:, -2] = rows, self.lengths
+        self.rows: list[int] = []  # of scalars, as they are in the table
         self.apart: list[int] = []  # those that the compiled loop does not take
         self.compiled = False  # all are taken by it
         self.parallel = False  # on several threads
         if self.slot is None:
-            self._meet([x[0].flags for x in given])
-            self.joints = self._joints([])
+            self._meet([x[0].flags for x in given], None)
 
     def take(self, grads: Sequence[Any], start: Sequence[int]) -> bool:
         if self.slot is not None:
-            self._meet([grads[i].flags for i in self.members])
+            own = [grads[i] for i in self.members]
             self.table[:, self.slot] = [start[i] for i in self.members]
-            self.joints = self._joints(grads) if self.apart else []
+            self._meet([x.flags for x in own], own)
         return True
 
-    def _meet(self, flags: Sequence[Any]) -> None:
+    def _meet(self, flags: Sequence[Any], grads: Sequence[Any] | None) -> None:
         """Find who goes which way, by the flags of the gradients."""
         self.direct = direct = [
             f.aligned and (f.c_contiguous if order == "C" else order == "F" and f.f_contiguous)
@@ -651,6 +739,8 @@ class _Group:
         fast = engine() == "numba" and _compilable(self.program)
         self.apart = [k for k, x in enumerate(direct) if not (x and fast)]
         self.compiled = not self.apart
+        self.joints = self._joints(grads) if self.apart else []
+        self.rows = []
 
     def ready(self) -> None:
         if len(self.apart) < len(self.members):
@@ -660,62 +750,87 @@ class _Group:
             tape(self.program)
 
     def calls(self, grads: Sequence[Any], scalars: Sequence[Any]) -> Iterator[Callable[[], Any]]:
-        scratch = None
-        if self.apart:  # allocated before anything is written
-            size = tape(self.program).rows, min(CHUNK, self.total)
+        own = [*map(scalars.__getitem__, self.members)]
+        unique = dict(zip(map(id, own), own, strict=True))
+        place = dict(zip(unique, range(len(unique)), strict=True))
+        one = len(unique) == 1
+        rows = [0] * len(own) if one else [*map(place.__getitem__, map(id, own))]
+        if rows != self.rows:
+            self.rows, self.table[:, -1] = rows, rows
+            self.lines = self._lines()
+            table = np.delete(self.table, self.apart, axis=0) if self.apart else self.table
+            itemsize = np.dtype(self.program.dtype).itemsize
+            self.pieces = cut(table, itemsize) if self.parallel else table
+        if self.apart:
+            numbers = [tuple(map(np.asarray, row)) for row in unique.values()]
+            # allocated before anything is written
+            more = "gathered" in self.joints
+            size = tape(self.program).rows + more, min(CHUNK, self.total)
             scratch = np.empty(size, self.program.dtype)
-        for line in self._lines(scalars):
-            k, i = line[0], self.members[line[0]]
-            arrays = [*self.arrays[k]]
-            if self.slot is not None:
-                arrays[self.slot] = grads[i]
-            if self.direct[k]:
-                n = int(self.table[line, -2].sum())
-                arrays = [_line(x, self.orders[k], n if line[1:] else None) for x in arrays]
-                yield partial(_run_tape, self.program, arrays, scalars[i], scratch)
-            else:
-                yield partial(_run_apart, self.program, arrays, scalars[i], scratch)
+            for line in self.lines:
+                yield self._call(line, grads, numbers[rows[line[0]]], scratch)
         if len(self.apart) == len(self.members):
             return
-        unique = {id(scalars[i]): scalars[i] for i in self.members}
-        place = {key: row for row, key in enumerate(unique)}
-        self.table[:, -1] = [place[id(scalars[i])] for i in self.members]
-        rows = np.array([*unique.values()])
-        table = np.delete(self.table, self.apart, axis=0) if self.apart else self.table
-        if not self.parallel:
-            yield partial(self.kernel, table, rows)
-            return
-        table = cut(table, np.dtype(self.program.dtype).itemsize)
-        yield from (_together.acquire, partial(self.kernel, table, rows), _together.release)
+        table = own[0][None] if one else np.array([*unique.values()])
+        call = partial(self.kernel, self.pieces, table)
+        yield from (_together.acquire, call, _together.release) if self.parallel else (call,)
 
-    def _joints(self, grads: Sequence[Any]) -> list[bool]:
-        """Whether each follows the one before it, in every array a part of the same buffer."""
-        ends = self.table[:, :-2] + self.table[:, -2:-1] * np.dtype(self.program.dtype).itemsize
-        follow = (self.table[1:, :-2] == ends[:-1]).all(axis=1)
-
-        def joined(k: int) -> bool:
-            pairs = [*zip(self.arrays[k - 1], self.arrays[k], strict=True)]
+    def _call(
+        self, line: Sequence[int], grads: Sequence[Any], numbers: Any, scratch: Any
+    ) -> Callable[[], None]:
+        """What runs a line on the tape."""
+        k = line[0]
+        own = [grads[self.members[j]] for j in line] if self.slot is not None else []
+        arrays = [*self.arrays[k]]
+        if not self.direct[k]:
             if self.slot is not None:
-                pairs[self.slot] = grads[self.members[k - 1]], grads[self.members[k]]
-            return all(_one_buffer(x, y) for x, y in pairs)
+                arrays[self.slot] = own[0]
+            return partial(_run_apart, self.program, arrays, numbers, scratch)
+        n = sum(self.lengths[j] for j in line) if line[1:] else None
+        gathers = not all(self.joints[j] == "whole" for j in line[1:])
+        if self.slot is not None and not gathers:
+            arrays[self.slot] = own[0]
+        arrays = [None if x is None else _line(x, self.orders[k], n) for x in arrays]
+        if gathers:
+            return partial(_run_gathered, self.program, arrays, own, numbers, scratch)
+        return partial(_run_tape, self.program, arrays, numbers, scratch)
 
-        found = (
-            bool(x) and self.direct[k] and self.direct[k - 1] and joined(k)
-            for k, x in enumerate(follow, 1)
-        )
-        return [False, *found]
+    def _joints(self, grads: Sequence[Any] | None) -> list[str]:
+        """How each follows the one before it in the same buffers: "whole", or all but gradients."""
+        ends = self.table[:, :-2] + self.table[:, -2:-1] * np.dtype(self.program.dtype).itemsize
+        follow = self.table[1:, :-2] == ends[:-1]
+        found = [""]
+        for k, row in enumerate(follow.tolist(), 1):
+            whole = grads is None or (row[self.slot] and _one_buffer(grads[k - 1], grads[k]))
+            if self.slot is not None:
+                row[self.slot] = True
+            joined = (
+                all(row)
+                and self.direct[k - 1]
+                and self.direct[k]
+                and (whole or (not self.complex and self.orders[k - 1 : k + 1] == ["C", "C"]))
+                and all(
+                    x is None or _one_buffer(x, y)
+                    for x, y in zip(self.arrays[k - 1], self.arrays[k], strict=True)
+                )
+            )
+            found.append("" if not joined else "whole" if whole else "gathered")
+        return found
 
-    def _lines(self, scalars: Sequence[Any]) -> list[list[int]]:
+    def _lines(self) -> list[list[int]]:
         """Those that the tape takes; in one list those that run as one."""
         lines: list[list[int]] = []
-        before = None
+        size, gathered = 0, False
         for k in self.apart:
-            x = scalars[self.members[k]]
-            if lines and lines[-1][-1] == k - 1 and self.joints[k] and x is before:
+            joint, n = self.joints[k], self.lengths[k]
+            gathered = gathered or joint != "whole"
+            after = lines and lines[-1][-1] == k - 1 and self.rows[k] == self.rows[k - 1]
+            if after and joint and (size + n <= CHUNK or not gathered):
                 lines[-1].append(k)
+                size += n
             else:
                 lines.append([k])
-            before = x
+                size, gathered = n, False
         return lines
 
 

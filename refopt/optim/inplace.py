@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, repeat
+from operator import attrgetter
+from sys import getrefcount
 from typing import Any, NamedTuple
+from weakref import getweakrefcount
 
 import numpy as np
 
 from refopt.interp import cuda, fused
 from refopt.interp.arrays import Floats, dtype_name, passage
+from refopt.interp.fused import same
 from refopt.typing import Profile
 
+DATA, GRAD = attrgetter("_data"), attrgetter("_grad")
 PLAIN = frozenset({float, int, bool, str, type(None)})
 
 
@@ -22,33 +28,24 @@ def engine(arrays: Iterable[Any]) -> Any:
 
 
 class Settings:
-    """The options of a group: numbers and flags, or tuples of them, can be compared."""
+    """Options of a group: the same objects, numbers and flags or tuples of them."""
 
     def __init__(self, group: Mapping[str, Any], options: Iterable[str]) -> None:
-        self.options = tuple(options)
-        self.values = self._listed(group)
-        self.types = [*map(type, self.values)]
-        self.plain = set(self.types) <= PLAIN
+        self.options = [*options]
+        self.take(group)
+
+    def take(self, group: Mapping[str, Any]) -> None:
+        """Take the options that a group has now."""
+        self.values = self._of(group)
+        parts = chain.from_iterable(x if type(x) is tuple else (x,) for x in self.values)
+        self.plain = {*map(type, parts)} <= PLAIN
 
     def hold(self, group: Mapping[str, Any]) -> bool:
         """Whether the options of a group are these."""
-        values = self._listed(group)
-        return self.plain and [*map(type, values)] == self.types and values == self.values
+        return self.plain and same(self._of(group), self.values)
 
-    def _listed(self, group: Mapping[str, Any]) -> list[Any]:
-        values: list[Any] = []
-        for option in self.options:
-            x = group.get(option, group)  # what is missing is not plain
-            values.extend(x if type(x) is tuple else (x,))
-        return values
-
-
-class Alike(Floats):
-    """Numbers for parameters of one dtype."""
-
-    def of(self, param: Any, /) -> Alike:
-        """The same."""
-        return self
+    def _of(self, group: Mapping[str, Any]) -> list[Any]:
+        return [*map(group.get, self.options, repeat(group))]  # what is missing is not plain
 
 
 class Kind:
@@ -57,126 +54,123 @@ class Kind:
     def __init__(
         self, rule: Any, profile: Profile, array: Any, hyper: Any, kept: Sequence[str]
     ) -> None:
-        self.profile = profile
-        self.hyper = hyper
+        self.rule, self.profile, self.kept = rule, profile, kept
+        self.dtype = dtype_name(array)
         like = np.empty(0, array.dtype)
-        self.inside = passage(like, profile.half).enter(like)  # an array as the rule sees it
-        self.num = Alike(Floats().of(self.inside).dtype)
-        self.settled = rule.settle(hyper, profile.choices, num=self.num)
-        self.program = fused.program(rule, profile, self.settled, dtype_name(array), kept)
-        self.scalars = fused.numbers(self.program)
+        self.num = Floats().of(passage(like, profile.half).enter(like))
+        self.given, self.hyper, self.program = hyper, *self._made(hyper)
+        args = rule, profile, self.hyper, self.program, self.num
+        self.tick = fused.clockwork(*args)
+        self.params: list[Any] = []
+        self.counters: dict[str, Any] = {}  # of all parameters, by their keys
 
-    def settle(self, rule: Any, hyper: Any) -> None:
-        """Take other numbers; only a learning rate, which decides no branch of the program."""
-        if hyper != self.hyper:
-            self.hyper = hyper
-            self.settled = rule.settle(hyper, self.profile.choices, num=self.num)
+    def _made(self, hyper: Any) -> tuple[Any, fused.Program]:
+        settled = self.rule.settle(hyper, self.profile.choices, num=self.num)
+        program = fused.program(self.rule, self.profile, settled, self.dtype, self.kept)
+        return type(hyper)(*map(self.num, hyper)), program
 
-    def numbers(self, scalars: Any) -> Any:
-        """The scalars of a step as the program takes them."""
-        return self.scalars(scalars, self.settled)
-
-
-class Task:
-    """A parameter and its state, which were checked."""
-
-    __slots__ = (
-        *("array", "counters", "dtype", "engine", "held", "kind", "own", "param", "shape"),
-        "touched",
-    )
-
-    def __init__(
-        self, param: Any, array: Any, own: dict[str, Any], counters: Iterable[str], kind: Kind
-    ) -> None:
-        self.param, self.array, self.own, self.kind = param, array, own, kind
-        self.shape, self.dtype = array.shape, array.dtype
-        self.engine = engine([array])
-        self.counters = tuple(counters)
-        self.touched = [array, *(x for key, x in own.items() if key not in self.counters)]
-        self.held = [*own.items()]
-
-    def holds(self, states: Mapping[Any, Any], grad: Any) -> bool:
-        """Whether parameter and state are the same objects, and the gradient fits them."""
-        own, array = self.own, self.array
-        for key, x in self.held:
-            if own.get(key) is not x:
+    def takes(self, hyper: Any) -> bool:
+        """Take other numbers; False where they make another program."""
+        if hyper != self.given:
+            numbers, program = self._made(hyper)
+            if program != self.program:
                 return False
-        return (
-            type(grad) is type(array)
-            and grad.dtype == self.dtype
-            and grad.shape == self.shape
-            and self.param._data is array
-            and all(map(self.engine.writable, self.touched))
-            and states.get(self.param) is own
-        )
+            self.tick = fused.clockwork(self.rule, self.profile, numbers, program, self.num)
+            self.given, self.hyper = hyper, numbers
+        return True
 
-    def counted(self, numbers: Iterable[float]) -> dict[str, Any]:
-        """New counters with these numbers, of the dtypes of the old ones."""
-        pairs = zip(self.counters, numbers, strict=True)
-        return {key: np.array(x, self.own[key].dtype) for key, x in pairs}
+    def count(self, states: Mapping[Any, dict[str, Any]], keys: Iterable[str]) -> None:
+        """Give the counters of all parameters memory side by side."""
+        for key in keys:
+            old = [states[param][key] for param in self.params]
+            room = self.counters[key] = np.array([*map(np.ndarray.item, old)], old[0].dtype)
+            for i, (param, x) in enumerate(zip(self.params, old, strict=True)):
+                states[param][key] = room[i : i + 1].reshape(x.shape)
 
 
-def flatten(params: Sequence[Any], states: Mapping[Any, dict[str, Any]], keys: Any) -> None:
-    """Move parameters, gradients and states into buffers of their own, each one of one dtype.
+SMALL = 32768
+"""Elements of a tensor, on average, below which one buffer is faster on NumPy alone."""
 
-    Once: a parameter that has been moved stays where it is. States that were loaded move again.
+
+def pays(params: Sequence[Any]) -> bool:
+    """Whether the arrays of parameters had better be in one buffer."""
+    small = sum(param._data.size for param in params) < SMALL * len(params)
+    return small and len(params) > 1 and fused.engine() == "tape"
+
+
+def flatten(
+    params: Sequence[Any], states: Mapping[Any, dict[str, Any]], keys: Iterable[str], asked: bool
+) -> None:
+    """Move parameters and states into buffers of their own, each one of one dtype.
+
+    Where that was asked for, gradients too: what is assigned to them. Else only what nobody else
+    holds. A parameter that has been moved stays where it is; states that were loaded move again.
     """
-    able = [p for p in params if p.data.flags.c_contiguous]
-    for dtype in {p.data.dtype for p in able}:
-        own = [p for p in able if p.data.dtype == dtype]
+    able = [p for p in params if fused.writable(p._data) and p._data.flags.c_contiguous]
+    for dtype in {p._data.dtype for p in able}:
+        own = [p for p in able if p._data.dtype == dtype]
         new = [p for p in own if p._room is None]
-        if new:
-            places = zip(new, fused.flat([p.data for p in new]), strict=True)
-            for (param, place), room in zip(places, fused.flat([p.grad for p in new]), strict=True):
-                param.data, param._room, param.grad = place, room, room
-        kept = [states[p] for p in own if states.get(p)]
-        for key in keys if kept else ():
-            arrays = [state[key] for state in kept]
-            if all(map(fused.writable, arrays)) and not fused.adjacent(arrays):
-                for state, place in zip(kept, fused.flat(arrays), strict=True):
-                    state[key] = place
+        if new and asked:
+            for param, room in zip(new, fused.flat([p.grad for p in new]), strict=True):
+                param._room = param.grad = room
+        rows = [vars(param) for param in new]
+        _together(rows, "_data", asked)
+        kept = [states[p] for p in own]
+        for key in keys:
+            _together(kept, key, asked)
 
 
-class Slots:
-    """A variable and what is kept for it, which were checked."""
+def _together(rows: Sequence[dict[str, Any]], key: str, asked: bool) -> None:
+    """Move what rows have under a key into one buffer, unless it lies so, or somebody holds it."""
+    arrays = [row[key] for row in rows]
+    able = all(map(fused.writable, arrays)) and not fused.adjacent(arrays)
+    del arrays
+    if able and (asked or all(_held_once(row, key) for row in rows)):
+        for row, place in zip(rows, fused.flat([row[key] for row in rows]), strict=True):
+            row[key] = place
 
-    __slots__ = ("array", "dtype", "kept", "kind", "shape", "touched", "variable")
 
-    def __init__(self, variable: Any, array: Any, kept: Iterable[Any], kind: Kind) -> None:
-        self.variable, self.array, self.kind = variable, array, kind
-        self.kept = [(slot, slot.data) for slot in kept]
-        self.touched = [array, *(x for _, x in self.kept)]
-        self.shape, self.dtype = array.shape, array.dtype
+def _held_once(row: dict[str, Any], key: str) -> bool:
+    """Whether nothing but this entry refers to an array, and nothing to its memory."""
+    alone = getrefcount(row[key]) == ONCE and row[key].flags.owndata
+    return alone and not getweakrefcount(row[key])
 
-    def hold(self, variable: Any, grad: Any) -> bool:
-        """Whether all are the same objects, and the gradient fits them."""
-        for slot, x in self.kept:
-            if slot._data is not x:
-                return False
-        return (
-            variable is self.variable
-            and type(grad) is np.ndarray
-            and grad.dtype == self.dtype
-            and grad.shape == self.shape
-            and variable._data is self.array
-            and all(x.flags.writeable for x in self.touched)
-        )
+
+_example = {"": np.empty(0)}
+ONCE = getrefcount(_example[""])
+"""What `getrefcount` says of an array that is but in one dict."""
 
 
 class Repeat(NamedTuple):
-    """A step of all variables in place, without clipping or averages."""
+    """A step of RMSprop in place, without clipping or averages."""
 
     settings: Settings
     hyper: Any
-    slots: list[Slots]
+    variables: list[Any]
+    kinds: list[Kind]  # of each
+    holders: list[Any]  # variables and what is kept for them
+    arrays: list[Any]  # theirs
     step: fused.Pass
     count: Any  # the array that counts steps
 
 
+class Part(NamedTuple):
+    """A group in a step of NAdam in place."""
+
+    settings: Settings
+    foreach: Any
+    size: int
+    kinds: list[Kind]
+
+
 class Last(NamedTuple):
-    """The last step in place."""
+    """The last step of NAdam in place."""
 
     profile: str
-    settings: list[Settings]  # of each group
-    groups: list[list[Task]]  # what stepped, by groups
+    parts: list[Part]
+    params: list[Any]  # all
+    types: list[type]  # of their gradients
+    stepping: list[Any]  # in the order of the pass
+    held: list[Any]  # objects that must stay the same
+    keys: list[str]  # of the states
     step: fused.Pass

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from itertools import chain
+from itertools import chain, count, repeat
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 from array_api_compat import (
     array_namespace,
     is_cupy_array,
@@ -16,7 +17,6 @@ from array_api_compat import (
     size,
 )
 
-from refopt.interp import fused
 from refopt.interp.arrays import (
     Device,
     Floats,
@@ -30,6 +30,7 @@ from refopt.interp.arrays import (
 )
 from refopt.interp.cuda import captured
 from refopt.interp.formats import COMPLEX, FORMATS
+from refopt.interp.fused import same
 from refopt.interp.host import (
     beside,
     holds,
@@ -46,7 +47,7 @@ from refopt.interp.jit import jitted
 from refopt.interp.rounded import carried
 from refopt.optim.groups import Group, Optimizer, deep, entry, number, require, turns
 from refopt.optim.hooks import hooked
-from refopt.optim.inplace import Kind, Last, Settings, Task, engine, flatten
+from refopt.optim.inplace import DATA, GRAD, Kind, Last, Part, Settings, engine, flatten, pays
 from refopt.optim.parameter import (
     Parameter,
     array_of,
@@ -71,6 +72,8 @@ CLOCK = {
 }
 """Keys of a parameter's state, and the fields of the rule that they hold."""
 ALWAYS = ("step", "mu_product")  # the powers only under a profile whose release keeps them
+INDEPENDENT = (rule.per_parameter, rule.shared, rule.shared_step)
+"""Where all have gradients, a clock advances whatever the others are."""
 
 
 class NAdam(Optimizer):
@@ -214,20 +217,21 @@ class NAdam(Optimizer):
         if not (closure is None or callable(closure)):
             msg = f"closure: a callable is required, got {kind(closure)}"
             raise TypeError(msg)
-        if closure is None and (grads := self._again()) is not None:
-            self._in_place(grads)
+        if closure is None and self._repeated():
             return None
-        arrays = [array_of(param) for param in self._params()]
+        tensors = [param for param in self._params() if is_torch_array(array_of(param))]
+        arrays = [array_of(param) for param in tensors]
         with recording(bool(self.defaults["differentiable"]), *arrays):
             loss = None
             if closure is not None:
                 with recording(True, *arrays):
                     loss = closure()
+                if self._repeated():
+                    return loss
             places: dict[Any, str] = {}
             stepping = [self._stepping(i, g, places) for i, g in enumerate(self.param_groups)]
             check_apart(places)
-            if (grads := self._laid_out(stepping)) is not None:
-                self._in_place(grads)
+            if self._first(stepping):
                 return loss
             after: dict[Any, _After] = {}
             for i, params in enumerate(stepping):
@@ -236,108 +240,133 @@ class NAdam(Optimizer):
             self._write(after, places)
         return loss
 
-    def _laid_out(self, stepping: list[list[Any]]) -> list[Any] | None:
-        """Prepare a step in place and give its gradients; None where it is not of that kind.
+    def _first(self, stepping: list[list[Any]]) -> bool:
+        """Prepare a step in place and take it; False where it is not of that kind.
 
         That is: arrays of NumPy or CuPy that can be written and share nothing, counters on the
         host.
         """
         self._last = None
-        groups: list[list[Task]] = []
-        items = []
-        touched: list[Any] = []
-        for i, (group, params) in enumerate(zip(self.param_groups, stepping, strict=True)):
-            kinds: dict[Any, Kind] = {}
-            groups.append([])
-            on_device = any(map(is_cupy_array, (group["lr"], *group["betas"])))
-            apart = group["foreach"] is False or group["differentiable"]
-            elsewhere = on_device or apart or group["capturable"]
-            if params and (elsewhere or len(params) != len(set(params))):
-                return None
-            if not all(isinstance(p, Parameter) and engine([p.data]) for p in params):
-                return None
-            if any(param.grad is None for param in params):
-                return None
-            states = {param: self._state(param, group) for param in params}
-            if group["foreach"] and engine([param.data for param in params]) is fused:
-                flatten(params, states, MOMENTS)
-            for param in params:
-                array, state = param.data, states[param]
-                profile = self._profile(group, state)
-                moments = {key: state[key] for key in MOMENTS}
-                touched += [array, *moments.values()]
-                counters = {key: state[key] for key in CLOCK if key in state}
-                key = (profile, array.dtype, *(x.dtype for x in counters.values()))
-                if key not in kinds:
-                    kinds[key] = Kind(
-                        rule,
-                        profile,
-                        array,
-                        _hyper(f"group {i}: ", group, array),
-                        rule.State._fields,
-                    )
-                groups[-1].append(Task(param, array, state, counters, kinds[key]))
-                arrays = {field: moments[key] for key, field in MOMENTS.items()}
-                items.append((kinds[key].program, {"param": array, **arrays}))
-        if (able := engine(touched)) is None:
-            return None
-        step = able.Pass(items)
-        grads = [task.param.grad for tasks in groups for task in tasks]
-        if not (items and step.apart and step.takes(grads)):
-            return None
+        if not (any(stepping) and all(map(_able, self.param_groups, stepping))):
+            return False
+        states = {param: self._state(i, param) for i, own in enumerate(stepping) for param in own}
+        parts = [self._part(i, params, states) for i, params in enumerate(stepping)]
+        for part, params in zip(parts, stepping, strict=True):
+            if part is None:
+                return False
+            if part.foreach or pays(params):
+                flatten(params, states, MOMENTS, bool(part.foreach))
+        kinds = [one for part in parts if part for one in part.kinds]
+        for one in kinds:
+            one.count(states, [key for key in CLOCK if key in states[one.params[0]]])
+        params = [param for one in kinds for param in one.params]
+        own = [states[param] for param in params]
+        arrays = [
+            {"param": param._data, **{field: state[key] for key, field in MOMENTS.items()}}
+            for param, state in zip(params, own, strict=True)
+        ]
+        programs = [one.program for one in kinds for _ in one.params]
+        able = engine(chain.from_iterable(map(dict.values, arrays)))
+        step = able and able.Pass([*zip(programs, arrays, strict=True)])
+        grads = [param._grad for param in params]
+        if not (step and step.apart and step.takes(grads)):
+            return False
         step.ready()
-        settings = [Settings(group, self.defaults) for group in self.param_groups]
-        self._last = Last(self.profile, settings, groups, step)
-        return grads
+        every = [*self._params()]
+        types = [*map(type, map(GRAD, every))]
+        held = self._held(params, own)
+        keys = [*chain.from_iterable(own)]
+        self._last = Last(
+            self.profile, [*filter(None, parts)], every, types, params, held, keys, step
+        )
+        self._in_place(grads, [partial(self.state.update, states)])
+        return True
 
-    def _state(self, param: Any, group: Group) -> State:
-        """The state of a parameter, which may be new and in no dict yet."""
+    def _part(self, i: int, params: list[Any], states: Mapping[Any, State]) -> Part | None:
+        """A group that can step in place, or None."""
+        group = self.param_groups[i]
+        kinds: dict[Any, Kind] = {}
+        for param in params:
+            state = states[param]
+            counters = {key: state[key] for key in CLOCK if key in state}
+            plain = all(type(x) is np.ndarray for x in counters.values())
+            if not plain or tuple(counters) not in (ALWAYS, tuple(CLOCK)):
+                return None
+            profile = self._profile(group, state)
+            if profile.choices.counter not in INDEPENDENT:
+                return None
+            key = (profile, param._data.dtype, *(x.dtype for x in counters.values()))
+            if key not in kinds:
+                hyper = _hyper(f"group {i}: ", group, param._data)
+                kinds[key] = Kind(rule, profile, param._data, hyper, rule.State._fields)
+            kinds[key].params.append(param)
+        settings = Settings(group, self.defaults)
+        return Part(settings, group["foreach"], len(group["params"]), [*kinds.values()])
+
+    def _state(self, i: int, param: Any) -> State:
+        """The state of a parameter of group `i`, which may be new and in no dict yet."""
         state = self.state.get(param)
-        array = array_of(param)
-        return state or self._fresh(array, self._profile(group), Floats())
+        profile = self._profile(self.param_groups[i])
+        return state or self._fresh(array_of(param), profile, Floats())
 
-    def _again(self) -> list[Any] | None:
-        """The gradients of a step in place like the last one; None where anything else is new."""
+    def _repeated(self) -> bool:
+        """Take a step in place like the last one; False where anything else is new."""
         last = self._last
-        same = last is not None and last.profile == self.profile
-        if last is None or not same or len(last.groups) != len(self.param_groups):
-            return None
-        grads = []
-        for settings, tasks, group in zip(
-            last.settings, last.groups, self.param_groups, strict=True
+        if (
+            last is None
+            or last.profile != self.profile
+            or len(last.parts) != len(self.param_groups)
         ):
-            if not settings.hold(group):
-                return None
-            left = iter(tasks)
-            for param in group["params"]:
-                grad = param.grad
-                if grad is None:
-                    continue
-                task = next(left, None)
-                if task is None or task.param is not param or not task.holds(self.state, grad):
-                    return None
-                grads.append(grad)
-            if next(left, None) is not None:
-                return None
-        return grads if last.step.takes(grads) else None
+            return False
+        own = [*map(self.state.get, last.stepping, repeat({}))]
+        grads = [*map(GRAD, last.stepping)]
+        if (
+            same(self._held(last.stepping, own), last.held)
+            and [*chain.from_iterable(own)] == last.keys
+            and [*map(type, map(GRAD, last.params))] == last.types
+            and all(map(self._holds, count(), last.parts, self.param_groups))
+            and last.step.again(grads)
+        ):
+            self._in_place(grads)
+            return True
+        return False
 
-    def _in_place(self, grads: list[Any]) -> None:
+    def _held(self, params: Sequence[Any], states: Sequence[State]) -> list[Any]:
+        """The objects that a step in place knows."""
+        values = chain.from_iterable(map(dict.values, states))
+        return [*self._params(), *map(DATA, params), *states, *values]
+
+    def _holds(self, i: int, part: Part, group: Group) -> bool:
+        """Whether the options of a group are those of a step in place, or such as it takes."""
+        if len(group["params"]) != part.size:
+            return False
+        if part.settings.hold(group):
+            return True
+        if not group.keys() >= self.defaults.keys() or group["foreach"] is not part.foreach:
+            return False
+        where = f"group {i}: "
+        _betas(where, group["betas"])
+        if not _on_host(group):
+            return False
+        for own in part.kinds:
+            hyper = _hyper(where, group, own.params[0]._data)
+            if self._profile(group, own.counters) != own.profile or not own.takes(hyper):
+                return False
+        part.settings.take(group)
+        return True
+
+    def _in_place(self, grads: list[Any], then: Sequence[Callable[[], Any]] = ()) -> None:
         """Take the step that was prepared: computed as it is written."""
         last = self._last
         assert last is not None
-        found: dict[Any, Any] = {}
-        rows, new = [], []
-        for tasks in last.groups:
-            for task, (scalars, numbers) in zip(tasks, _ticked(tasks, found), strict=True):
-                rows.append(scalars)
-                new.append(task.counted(numbers))
-        tasks = [*chain.from_iterable(last.groups)]
-        pairs = zip(tasks, new, strict=True)
-        states = {task.param: task.own for task in tasks}
-        writes = [partial(task.own.update, counters) for task, counters in pairs]
-        last.step.run(grads, rows, [*writes, partial(self.state.update, states)])
-        for task in tasks:
-            task.held = [*task.own.items()]
+        rows: list[Any] = []
+        writes = [*then]
+        for part in last.parts:
+            for one in part.kinds:
+                found, counters = _ticked(one)
+                rows += found
+                writes += counters
+        last.step.run(grads, rows, writes)
 
     def _write(self, after: dict[Any, _After], places: Mapping[Any, str]) -> None:
         """Write what a step made, all of it or nothing."""
@@ -578,37 +607,41 @@ def _item(name: str, pair: Any, i: int) -> Any:
         raise type(error)(msg) from error
 
 
-def _ticked(tasks: list[Task], found: dict[Any, Any]) -> Iterator[tuple[Any, Any]]:
-    """The scalars of each task, and its counters after the step; `found`: those found before."""
-    if tasks and tasks[0].kind.profile.choices.counter is not rule.per_parameter:
-        ticked = rule.ticks(
-            [task.kind.inside for task in tasks],
-            [task.param.grad for task in tasks],
-            [_clock(task.own, task.array, task.kind.profile, Floats()) for task in tasks],
-            tasks[0].kind.hyper,
-            tasks[0].kind.profile.choices,
-            num=Floats(),
-        )
-        for task, (scalars, clock) in zip(tasks, ticked, strict=True):
-            yield task.kind.numbers(scalars), _numbers(task, clock)
-        return
-    for task in tasks:
-        key = (task.kind, *(task.own[key].item() for key in task.counters))
-        if key not in found:  # parameters alike are counted once
-            ((scalars, clock),) = rule.ticks(
-                [task.kind.inside],
-                [task.param.grad],
-                [_clock(task.own, task.array, task.kind.profile, Floats())],
-                task.kind.hyper,
-                task.kind.profile.choices,
-                num=task.kind.num,
-            )
-            found[key] = (task.kind.numbers(scalars), _numbers(task, clock))
-        yield found[key]
+def _on_host(group: Group) -> bool:
+    """Whether options let a group step in place."""
+    on_device = any(map(is_cupy_array, (group["lr"], *group["betas"])))
+    apart = group["foreach"] is False or group["differentiable"] or group["capturable"]
+    return not (on_device or apart)
 
 
-def _numbers(task: Task, clock: rule.Clock) -> list[float]:
-    return [float(getattr(clock, CLOCK[key])) for key in task.counters]
+def _able(group: Group, params: list[Any]) -> bool:
+    """Whether parameters of a group may step in place."""
+    mine = all(
+        isinstance(p, Parameter) and p._grad is not None and engine([p._data]) for p in params
+    )
+    return not params or (mine and _on_host(group) and len(params) == len(set(params)))
+
+
+def _ticked(kind: Kind) -> tuple[list[Any], list[Callable[[], Any]]]:
+    """The scalars of each parameter, and what writes the counters of all after the step."""
+    rooms, choices = kind.counters.values(), kind.profile.choices
+    counts = [*zip(*map(np.ndarray.tolist, rooms), strict=True)]
+    # parameters alike are counted once
+    each = [*dict.fromkeys(counts)]
+    n = len(each)
+    product = kind.counters["mu_product"]
+    clocks = [_carrying(rule.Clock(*map(float, x)), product, choices) for x in each]
+    ticked = [kind.tick(clock, kind.hyper) for clock in clocks]
+    rows = [row for row, _ in ticked]
+    if n == 1:
+        ((_, after),) = ticked
+        pairs = zip(rooms, after, strict=False)  # powers that are not kept
+        return rows * len(counts), [partial(x.fill, x.dtype.type(float(y))) for x, y in pairs]
+    place = dict(zip(each, range(n), strict=True))
+    which = [*map(place.__getitem__, counts)] if n < len(counts) else [*range(n)]
+    columns = zip(rooms, zip(*(after for _, after in ticked), strict=True), strict=False)
+    new = [(x, np.array([*map(float, y)], x.dtype)[which]) for x, y in columns]
+    return [*map(rows.__getitem__, which)], [partial(x.__setitem__, ..., y) for x, y in new]
 
 
 def _restore(states: dict[Any, State], param: Any, before: State | None) -> None:
@@ -625,8 +658,12 @@ def _clock(state: State, array: Any, profile: Profile, num: Any) -> rule.Clock:
     fields = {f: single(state[k]) for k, f in CLOCK.items() if k in state}
     if isinstance(num, Device):
         return rule.Clock(**{f: beside(x, array) for f, x in fields.items()})
-    numbers = {f: float(x) for f, x in fields.items()}
-    if profile.choices.product is rule.kept_product:
-        product = fields["product"]
-        numbers["product"] = carried(dtype_name(product))(product)
-    return rule.Clock(**numbers)
+    clock = rule.Clock(**{f: float(x) for f, x in fields.items()})
+    return _carrying(clock, fields["product"], profile.choices)
+
+
+def _carrying(clock: rule.Clock, product: Any, choices: Any) -> rule.Clock:
+    """The clock with its product in the dtype that it is kept in, where that counts."""
+    if choices.product is not rule.kept_product:
+        return clock
+    return clock._replace(product=carried(dtype_name(product))(clock.product))

@@ -20,11 +20,11 @@ from refopt.interp.arrays import (
     run,
     scalar_of,
 )
-from refopt.interp.fused import prepared
+from refopt.interp.fused import prepared, same
 from refopt.interp.rounded import carried
 from refopt.optim import tape as tapes
 from refopt.optim.groups import number, require
-from refopt.optim.inplace import Kind, Repeat, Settings, Slots, engine
+from refopt.optim.inplace import DATA, Kind, Repeat, Settings, engine
 from refopt.optim.keras import EMAOption, GradientsClipOption, Optimizer, Pairs, _gradient, put
 from refopt.optim.keras import _name as name_of
 from refopt.optim.parameter import Parameter, _check_like, array_of, converted
@@ -283,40 +283,53 @@ global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency, **kwargs
         if missing or c.average is not rule.no_average or limits != (None, None, None):
             return
         kinds: dict[Any, Kind] = {}
-        slots, items = [], []
+        holders: list[Parameter] = []
+        items = []
         for variable in variables:
             array, kept = array_of(variable), self._kept_for(variable)
             if array.dtype not in kinds:
                 kinds[array.dtype] = Kind(rule, profile, array, hyper, [*kept])
-            kind = kinds[array.dtype]
-            slots.append(Slots(variable, array, kept.values(), kind))
-            arrays = {field: slot.data for field, slot in kept.items()}
-            items.append((kind.program, {"param": array, **arrays}))
+            kinds[array.dtype].params.append(variable)
+            held = {"param": variable, **kept}
+            holders += held.values()
+            arrays = {field: holder.data for field, holder in held.items()}
+            items.append((kinds[array.dtype].program, arrays))
         step = fused.Pass(items)
         if step.apart and step.takes(grads):
             step.ready()
-            settings = Settings(vars(self), SETTINGS)
-            self._repeat = Repeat(settings, hyper, slots, step, self._iterations.data)
+            self._repeat = Repeat(
+                Settings(vars(self), SETTINGS),
+                hyper,
+                [*variables],
+                [kinds[array_of(variable).dtype] for variable in variables],
+                holders,
+                [*map(DATA, holders)],
+                step,
+                self._iterations.data,
+            )
 
     def _again(self, grads_and_vars: Any) -> bool:
         last = self._repeat
         if (
             last is None
             or type(grads_and_vars) is not list
-            or len(grads_and_vars) != len(last.slots)
+            or {*map(type, grads_and_vars)} != {tuple}
+            or {*map(len, grads_and_vars)} != {2}
             or not last.settings.hold(vars(self))
             or self._iterations._data is not last.count
             or not last.count.flags.writeable
             or not (self._schedule is None or fused.writable(self._learning_rate.data))
         ):
             return False
-        grads = []
-        for slots, pair in zip(last.slots, grads_and_vars, strict=True):
-            if not (type(pair) is tuple and len(pair) == 2 and slots.hold(pair[1], pair[0])):
-                return False
-            grads.append(pair[0])
+        grads, variables = zip(*grads_and_vars, strict=True)
         done = last.count.item()
-        if done >= MANY or not last.step.takes(grads):
+        if (
+            {*map(type, grads)} != {np.ndarray}
+            or not same(variables, last.variables)
+            or not same([*map(DATA, last.holders)], last.arrays)
+            or done >= MANY
+            or not last.step.again(grads)
+        ):
             return False
         then = []
         rate = self._learning_rate
@@ -326,21 +339,12 @@ global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency, **kwargs
             rate = scheduled
         hyper = last.hyper._replace(lr=self._rate(rate))
         rows: dict[Kind, Any] = {}
-        for slots in last.slots:
-            kind = slots.kind
-            if kind not in rows:  # all variables have one count
-                ((scalars, clock),) = rule.ticks(
-                    [kind.inside],
-                    grads[:1],
-                    [rule.Clock(done)],
-                    hyper,
-                    kind.profile.choices,
-                    num=kind.num,
-                )
-                kind.settle(rule, hyper)
-                rows[kind] = kind.numbers(scalars)
-        then.append(partial(last.count.__setitem__, (), int(clock.t)))
-        last.step.run(grads, [rows[slots.kind] for slots in last.slots], then)
+        for kind in dict.fromkeys(last.kinds):  # all variables have one count
+            if not kind.takes(hyper):
+                return False
+            rows[kind], (t,) = kind.tick(rule.Clock(done), kind.hyper)
+        then.append(partial(last.count.__setitem__, (), int(t)))
+        last.step.run(grads, [*map(rows.__getitem__, last.kinds)], then)
         return True
 
     def _results(
