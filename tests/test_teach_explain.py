@@ -2,6 +2,7 @@
 
 import re
 from functools import cache
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -72,6 +73,30 @@ def test_the_documented_equations_are_those_of_the_page_line_by_line(name: str) 
     assert page <= printed.keys()
     beside = {title for line, title in printed.items() if line not in page}
     assert beside <= {"To maximise", "With Nesterov momentum"}  # which pages say in words
+
+
+BESIDE = Path(__file__).parent / "equations.txt"
+"""What releases print that no page has: "optimizer | equation", each read beside the source of the
+release or the text of its axis. `python tests/test_teach_explain.py` renews it, to be read again.
+"""
+
+
+def beside(name: str, profile: str) -> set[str]:
+    """The equations of a profile that are not on its page."""
+    page = {line["latex"] for line in spec.load(name)["equations"]}
+    forms = explain.forms(name, profile)
+    lines = {f"{left} = {right}" for form in forms for left, right in form.lines.items()}
+    return {f"{name} | {line}" for line in lines - page}
+
+
+@every
+def test_every_equation_of_a_profile_is_on_the_page_or_was_read(name: str, profile: str) -> None:
+    assert beside(name, profile) <= {*BESIDE.read_text(encoding="utf-8").splitlines()}
+
+
+def test_every_equation_that_was_read_is_printed() -> None:
+    printed = set().union(*(beside(*each) for each in EVERY))
+    assert BESIDE.read_text(encoding="utf-8").splitlines() == sorted(printed)
 
 
 @every
@@ -216,3 +241,8 @@ def test_a_name_of_nothing_is_wrong_usage_that_lists_what_there_is() -> None:
     assert "PROFILE must be one of documented" in ran("nadam", "--profile", "x", code=2)
     assert "--diff must be one of documented" in ran("nadam", "--diff", "x", "keras-3", code=2)
     assert "must not be given together" in ran("nadam", "--latex", "--mathml", code=2)
+
+
+if __name__ == "__main__":
+    found = sorted(set().union(*(beside(*each) for each in EVERY)))
+    BESIDE.write_text("".join(f"{line}\n" for line in found), encoding="utf-8")
