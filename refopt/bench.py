@@ -453,7 +453,7 @@ def _repeats(step: Step) -> int:
     """How often a step runs in a round."""
     step()  # states are made, loops compiled
     step()
-    return max(1, min(10_000, int(2e-2 / max(_seconds(step, 1), 1e-9))))
+    return max(1, min(10_000, int(5e-2 / max(_seconds(step, 1), 1e-9))))
 
 
 clock = time.perf_counter
