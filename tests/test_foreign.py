@@ -756,6 +756,23 @@ def test_the_broken_program_without_its_fault_conforms(mine: Path) -> None:
          "say(answer, q['seq'])", "rejected", "invalid-hyperparameter: lr"),
         ("if bad: answer = {'skipped': 'no such, option'}\nsay(answer, q['seq'])",
          "skipped", "no such, option"),
+        ("if bad: print('{\"seq\": 1, \"seq\": 2}', flush=True); continue\n"
+         "say(answer, q['seq'])", "broken", "a key occurs twice: seq, seq"),
+        ("if bad: answer['big'] = 10**4000\nsay(answer, q['seq'] if not bad else 10**4000)",
+         "broken", " is required, got {'"),
+        ("if bad: print('9' * 10**6, flush=True); continue\nsay(answer, q['seq'])",
+         "broken", "JSON is required on each line"),
+        ("if bad: sys.stdout.buffer.write(b'{\"seq\": \\xff}\\n'); sys.stdout.flush(); continue\n"
+         "say(answer, q['seq'])", "broken", "UTF-8 is required, got b'{"),
+        ("if bad: print(chr(0) * 9, flush=True); continue\nsay(answer, q['seq'])",
+         "broken", "JSON is required on each line, got"),
+        ("say(answer, q['seq'])\nif bad and q['op'] == 'step': say(answer, q['seq'] + 1)\n"
+         "time.sleep(0.3 * bad)", "broken", "a question is answered once, and got b'{"),
+        ("if bad: answer = {'error': '\\ud800[red]' + chr(27) + '[2J' * 10**5}\n"
+         "say(answer, q['seq'])", "crashed", "[red]"),
+        ("if bad: os.close(0); time.sleep(600)\nsay(answer, q['seq'])", "timed out", "within 2 s"),
+        ("if bad and os.fork(): os._exit(0)\nif bad: time.sleep(600)\nsay(answer, q['seq'])",
+         "timed out", "within 2 s"),
         ("if bad:\n    while True: print('x' * 10**7, flush=True)\nsay(answer, q['seq'])",
          "broken", "JSON is required on each line"),
         ("if bad:\n    while True: print('x' * 10**7, end='', flush=True)\nsay(answer, q['seq'])",
@@ -764,13 +781,14 @@ def test_the_broken_program_without_its_fault_conforms(mine: Path) -> None:
     ids=["wrong-seq", "seq-as-text", "partial-line", "garbage", "no-object", "deep", "nan-token",
          "too-many", "decimals", "too-few-digits", "no-param", "unknown-quantity", "bad-dtypes",
          "exit", "signal", "hang", "closes-stdout", "error", "unknown-kind", "rejects", "skips",
-         "floods-lines", "floods-one-line"],
+         "key-twice", "huge-seq", "huge-number", "no-utf-8", "nul", "answers-twice", "bad-text",
+         "closes-stdin", "forks", "floods-lines", "floods-one-line"],
 )  # fmt: skip
 def test_what_is_broken_is_reported_as_what_it_is_and_the_rest_goes_on(
     mine: Path, body: str, status: str, said: str
 ) -> None:
-    if "signal" in said and os.name == "nt":
-        pytest.skip("Windows has no signals")
+    if os.name == "nt" and ("signal" in said or "fork" in body):
+        pytest.skip("Windows has neither signals nor forks")
     result = broken(mine, body, "--timeout", "2")
     found = runs(result)
     assert [run["status"] for run in found] == ["conforms", status, "conforms"]
@@ -805,6 +823,19 @@ def test_of_stderr_only_the_end_is_kept(tmp_path: Path) -> None:
         assert 0 < sum(map(len, running._said)) <= 2 * process.TAIL
     finally:
         running.close()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no signal that kills")
+def test_a_program_that_reads_nothing_does_not_block_whoever_asks(tmp_path: Path) -> None:
+    """A pipe has room for 64 kB or so; what else is asked waits for ever."""
+    running = process.Process([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        with pytest.raises(process.Failure, match=r"no answer within 0\.5 s"):
+            running.ask({"op": "x" * 10**7}, 0.5)
+    finally:
+        running.close()
+    assert running._popen.returncode == -signal.SIGKILL
+    assert not any(thread.is_alive() for thread in running._threads[:2])
 
 
 def test_a_program_that_cannot_start_is_named(mine: Path) -> None:
@@ -862,6 +893,8 @@ def test_what_a_program_started_ends_with_it(mine: Path) -> None:
         ("del answer['version']", "rop 1, name and version are required"),
         ("answer = {'error': 'no such optimizer'}", "hello: no such optimizer"),
         ("print('Loading…', flush=True)", "JSON is required on each line, got 'Loading…"),
+        ("answer['name'] = 'a\\nb'", "name and version must be one line, of 200 characters"),
+        ("answer['version'] = '1' * 10**5", "name and version must be one line, of 200 characters"),
         ("sys.exit('no licence')", "exited with 1\nno licence"),
     ],
 )

@@ -35,13 +35,22 @@ class Failure(Exception):
 def message(line: str) -> dict[str, Any]:
     """The JSON object of a line. Raises Failure where it is none."""
     try:
-        found = json.loads(line, parse_constant=_no_number)
+        found = json.loads(line, parse_constant=_no_number, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise Failure(
             BROKEN, f"JSON is required on each line, got {line!r:.200}: {error}"
         ) from None
     if not isinstance(found, dict):
         raise Failure(BROKEN, f"a JSON object is required on each line, got {line!r:.200}")
+    return found
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; a key that occurs twice has no meaning that all readers share."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        msg = f"a key occurs twice: {', '.join(key for key, _ in pairs)}"
+        raise ValueError(msg)
     return found
 
 
@@ -81,28 +90,35 @@ class Process:
         self._streams = (self._popen.stdin, self._popen.stdout, self._popen.stderr)
         self._said: deque[bytes] = deque()
         self._lines: queue.Queue[bytes] = queue.Queue(4)
+        self._questions: queue.Queue[bytes] = queue.Queue()
+        self._begun = False
         self._threads = [
             threading.Thread(target=self._read, args=(self._popen.stdout,), daemon=True),
             threading.Thread(target=self._keep, args=(self._popen.stderr,), daemon=True),
+            threading.Thread(target=self._write, args=(self._popen.stdin,), daemon=True),
         ]
         for thread in self._threads:
             thread.start()
 
     def ask(self, question: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """The next line after a question."""
-        try:
-            self._streams[0].write(json.dumps(question).encode() + b"\n")
-            self._streams[0].flush()
-        except OSError:
-            raise Failure(CRASHED, self._ended()) from None
+        """The next line after a question; it is written aside, since it may never be read."""
+        if self._begun and not self._lines.empty():
+            if not (line := self._lines.get()):
+                raise Failure(CRASHED, self._ended())
+            raise Failure(BROKEN, f"a question is answered once, and got {line!r:.200} as well")
+        self._begun = True
+        self._questions.put(json.dumps(question).encode() + b"\n")
         return self.hear(seconds)
 
     def hear(self, seconds: float) -> dict[str, Any]:
         """The next line."""
         try:
-            line = self._lines.get(timeout=seconds).decode("utf-8", "replace")
+            heard = self._lines.get(timeout=seconds)
+            line = heard.decode()
         except queue.Empty:
             raise Failure(TIMED_OUT, f"no answer within {seconds:g} s") from None
+        except UnicodeDecodeError:
+            raise Failure(BROKEN, f"UTF-8 is required, got {heard!r:.200}") from None
         if not line:
             raise Failure(CRASHED, self._ended())
         if not line.endswith("\n"):
@@ -116,10 +132,9 @@ class Process:
         except (AttributeError, OSError):  # Windows has no groups of processes; or all have ended
             self._popen.kill()
         self._popen.wait()
-        with contextlib.suppress(OSError):  # what a dead process was asked is lost, as it must be
-            self._streams[0].close()
+        self._questions.put(b"")
         end = time.monotonic() + 1.0
-        for thread, stream in zip(self._threads, self._streams[1:], strict=True):
+        for thread, stream in zip(self._threads, self._streams[1:], strict=False):
             while thread.is_alive() and time.monotonic() < end:
                 self._drain()  # it may wait for room
             if not thread.is_alive():  # else whoever fled its group holds the stream
@@ -130,6 +145,14 @@ class Process:
             self._lines.get(timeout=0.01)
         except queue.Empty:
             return
+
+    def _write(self, stdin: IO[bytes]) -> None:
+        with contextlib.suppress(OSError):  # what a dead process was asked is lost, as it must be
+            while question := self._questions.get():
+                stdin.write(question)
+                stdin.flush()
+        with contextlib.suppress(OSError):
+            stdin.close()
 
     def _read(self, stdout: IO[bytes]) -> None:
         while line := stdout.readline(LONGEST):

@@ -31,6 +31,7 @@ OBJECTS: dict[str, Any] = {"nadam": NAdam, "rmsprop": RMSprop, "thor": THOR}
 """Where what is documented is an object of this package."""
 
 MANY, LONGEST = 10_000, 2**16  # questions, and characters of an answer in a file, that are kept
+NAME, REASON = 200, 2000  # characters of a name, and of a reason, that are kept
 HELLO_SECONDS = 120.0  # until the program has started
 KINDS = (
     *("invalid-hyperparameter", "shape-mismatch", "dtype-mismatch"),
@@ -245,6 +246,9 @@ def spoken(answer: Message, optimizer: str) -> Spoken:
     takes, known = answer.get("takes"), words(optimizer)
     if answer.get("rop") != 1 or not isinstance(name, str) or not isinstance(version, str):
         raise Failure(BROKEN, f"hello: rop 1, name and version are required, got {answer!r:.200}")
+    if not (name + version).isprintable() or len(name + version) > NAME:
+        wanted = f"name and version must be one line, of {NAME} characters together"
+        raise Failure(BROKEN, f"hello: {wanted}, got {name!r:.80}, {version!r:.80}")
     if (got := answer.get("optimizer")) != optimizer:
         raise Failure(BROKEN, f"hello: optimizer must be {optimizer!r}, as asked, got {got!r:.80}")
     if not isinstance(takes, list) or any(word not in known for word in takes):
@@ -357,14 +361,14 @@ def _accepted(answer: Message, question: Message) -> Message:
     if type(answer.get("seq")) is not int or answer["seq"] != question["seq"]:
         raise Failure(BROKEN, f"seq {question['seq']} is required, got {answer!r:.200}")
     if "skipped" in answer:
-        raise Lacking(SKIPPED, str(answer["skipped"]))
+        raise Lacking(SKIPPED, str(answer["skipped"])[:REASON])
     if "rejected" in answer:
         why = answer["rejected"]
         if not isinstance(why, dict) or why.get("kind") not in KINDS:
             raise Failure(BROKEN, f"a kind of {', '.join(KINDS)} is required, got {why!r:.200}")
-        raise Lacking(REJECTED, f"{why['kind']}: {why.get('message', '')}")
+        raise Lacking(REJECTED, f"{why['kind']}: {why.get('message', '')}"[:REASON])
     if "error" in answer:
-        raise Lacking(CRASHED, str(answer["error"]))
+        raise Lacking(CRASHED, str(answer["error"])[:REASON])
     return answer
 
 
