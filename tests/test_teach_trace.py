@@ -295,6 +295,7 @@ def test_the_first_difference_is_marked() -> None:
         (["nadam", "--problem", "x"], "PROBLEM must be one of quadratic, rosenbrock"),
         (["nadam", "--profile", "x"], "PROFILE must be one of documented, torch-2.13"),
         (["nadam", "--against", "x"], "--against must be one of documented, torch-2.13"),
+        (["thor", "--against", "mindspore:thor"], "--against must be one of documented, minds"),
         (["nadam", "--against", "py:x"], "must be py:MODULE:FUNCTION, got 'py:x'"),
         (["nadam", "--against", "cmd:no-such-program"], "a program that can be started, got"),
         (["nadam", "--set", "rho=1"], "option must be one of lr, beta1"),

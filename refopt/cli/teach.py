@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from refopt.cli.base import Command, app, exits, reading
-from refopt.cli.check import command_of
+from refopt.cli.check import Build, command_of, interpreter
+from refopt.cli.diagnose import Python
 
 Optimizer = Annotated[
     str, typer.Argument(metavar="OPTIMIZER", help="By name, as nadam.", show_default=False)
@@ -91,19 +92,16 @@ def trace(
     dtype: Dtype = "float64",
     given: Set = None,
     form: Annotated[Form, typer.Option("--format", help="How the table is written.")] = Form.text,
-    python: Annotated[
-        str,
-        typer.Option(
-            metavar="PATH",
-            help="Run a framework, or the function of py:, in this interpreter.",
-            show_default="the one that runs refopt",
-        ),
-    ] = sys.executable,
+    python: Python = sys.executable,
+    build: Build = False,
 ) -> None:
     """Show every named number of an optimizer at every step."""
     with exits():
+        from refopt.oracle import live
         from refopt.teach import trace as tables
 
+        if against in live.IMPLEMENTATIONS:
+            python = interpreter(against, python, build=build)
         program = (against or "").startswith(("py:", "cmd:"))
         try:
             table = tables.trace(

@@ -294,7 +294,10 @@ def _live(s: Setting, name: str, case: Case, python: str) -> tuple[Item, ...]:
     """What a framework does, by the first of its paths."""
     from refopt.oracle import live
 
-    ours = {k: x for k, x in live.IMPLEMENTATIONS.items() if x.recordings.startswith(s.optimizer)}
+    found = live.IMPLEMENTATIONS.items()
+    ours = {k: x for k, x in found if x.recordings.startswith(s.optimizer)}
+    if hasattr(s.rule, "Layer"):
+        ours = {}  # its network computes gradients of its own
     known("--against", {**s.rule.PROFILES, **ours, **dict.fromkeys(PROGRAMS)}, name)
     path = next(iter(next(live.cases(name)).runs))
     asked = golden.parse({**case.source, "profiles": [path]})
