@@ -102,8 +102,6 @@ class NAdam(Optimizer):
         None takes arrays of NumPy and CuPy in place, as one pass; False takes one operation after
         the other. True moves parameters of NumPy into one buffer, and what is assigned to `grad`
         into another: `data` and `grad` become views, which stay; arrays given before are left.
-        On JAX and torch it compiles the step, which on a CPU has the bits of NumPy then (subnormal
-        numbers of JAX are 0).
         Under "torch-2.13" also the formula of torch's foreach path; else the result is the same
         (default: None).
     maximize : bool
@@ -124,6 +122,10 @@ class NAdam(Optimizer):
     state : defaultdict
         For a parameter that has stepped: `step` and `mu_product`, arrays of shape () on the host
         (float64; float32 under torch profiles and where capturable), and `exp_avg`, `exp_avg_sq`.
+    jit_compile : bool
+        Run steps under the compiler of the parameters' library, `jax.jit` or `torch.compile`; on a
+        CPU they have the bits of NumPy then, but for subnormal numbers of JAX, which are 0.
+        Where `capturable` or `differentiable` is set nothing is compiled (default: False).
 
     Raises
     ------
@@ -145,6 +147,8 @@ class NAdam(Optimizer):
         "differentiable": False,
         "decoupled_weight_decay": False,
     }
+
+    jit_compile = False
 
     def __init__(
         self,
@@ -444,7 +448,7 @@ class NAdam(Optimizer):
         result: dict[Any, _After] = {}
         for jobs in parts.values():
             ran = run(
-                _way(group, jobs[0]),
+                self._way(group, jobs[0]),
                 jobs[0].profile,
                 [job.array for job in jobs],
                 [job.param.grad for job in jobs],
@@ -462,6 +466,15 @@ class NAdam(Optimizer):
                         state[key] = on_host(state[key], value, dtype_name(job.state[key]))
                 result[job.param] = _After(value, state, group)
         return {param: result[param] for param in params}
+
+    def _way(self, group: Group, job: _Job) -> Any:
+        """The rule, in the way in which a group asks for it on the library of a parameter."""
+        if group["differentiable"]:
+            return rule
+        if group["capturable"]:
+            fused = group["foreach"] is not False and is_cupy_array(job.array)
+            return captured(rule, job.profile.half) if fused else rule
+        return jitted(rule, job.profile.half) if self.jit_compile else rule
 
     def _profile(self, group: Group, state: Mapping[str, Any] | None = None) -> Profile:
         """The rule for the options of a group, and for the product in a parameter's state."""
@@ -551,15 +564,6 @@ class _After(NamedTuple):
     array: Any
     state: State
     group: Group
-
-
-def _way(group: Group, job: _Job) -> Any:
-    """The rule, in the way in which a group asks for it on the library of a parameter."""
-    if group["capturable"]:
-        fine = group["foreach"] is not False and not group["differentiable"]
-        return captured(rule, job.profile.half) if fine and is_cupy_array(job.array) else rule
-    asked = group["foreach"] and compiles(job.array)
-    return jitted(rule, job.profile.half) if asked else rule
 
 
 def _hyper(where: str, group: Group, array: Any) -> rule.Hyper:
