@@ -20,7 +20,6 @@ from array_api_compat import (
 from refopt.interp.arrays import (
     Device,
     Floats,
-    compiles,
     dtype_name,
     init,
     is_traced,
@@ -472,8 +471,8 @@ class NAdam(Optimizer):
         if group["differentiable"]:
             return rule
         if group["capturable"]:
-            fused = group["foreach"] is not False and is_cupy_array(job.array)
-            return captured(rule, job.profile.half) if fused else rule
+            kernel = group["foreach"] is not False and is_cupy_array(job.array)
+            return captured(rule, job.profile.half) if kernel else rule
         return jitted(rule, job.profile.half) if self.jit_compile else rule
 
     def _profile(self, group: Group, state: Mapping[str, Any] | None = None) -> Profile:
