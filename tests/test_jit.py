@@ -73,7 +73,8 @@ def test_the_object_compiles_where_it_is_asked_to_and_keeps_the_bits_of_numpy(li
         params = [
             refopt.Parameter(put(numbers(s, "float32", k))) for k, s in enumerate([8, (2, 4)])
         ]
-        optimizer = refopt.NAdam(params, lr=0.1, foreach=True)
+        optimizer = refopt.NAdam(params, lr=0.1)
+        optimizer.jit_compile = True
         for t in range(1, 4):
             optimizer.param_groups[0]["lr"] = 0.1 / t  # which is not compiled in
             for k, param in enumerate(params):
