@@ -208,6 +208,15 @@ def test_a_program_keeps_its_own_state(tmp_path: Path) -> None:
     assert not any(x["beyond_rounding"] for x in read["differences"])
 
 
+def test_a_program_of_thor_sees_what_the_layers_saw() -> None:
+    name = f"cmd:{sys.executable} {ROOT / 'examples' / 'rop' / 'thor.py'}"
+    given = ("thor", "--problem", "digits", "--steps", "2", "--set", "momentum=0.5")
+    read = json.loads(ran(*given, "--against", name, "--format", "json"))
+    shown = {x["quantity"] for x in read["rows"] if x["series"] == name}
+    assert {"param", "A", "G"} <= shown
+    assert not any(x["beyond_rounding"] for x in read["differences"])
+
+
 def test_a_program_that_breaks_says_why(function: Any) -> None:
     said = ran("nadam", "--against", function("broken"), code=3)
     assert "ZeroDivisionError: lr is 0.002" in said

@@ -87,8 +87,13 @@ def trace(
         int, typer.Option(min=0, metavar="N", help="Which parameter, from 0.")
     ] = 0,
     element: Annotated[
-        str, typer.Option(metavar="N", help="Which element of it, from 0; or norm.")
-    ] = "0",
+        str | None,
+        typer.Option(
+            metavar="N",
+            help="Which element of it, from 0; or norm.",
+            show_default="0, of a network norm",
+        ),
+    ] = None,
     dtype: Dtype = "float64",
     given: Set = None,
     form: Annotated[Form, typer.Option("--format", help="How the table is written.")] = Form.text,
@@ -114,7 +119,7 @@ def trace(
                 bits=precision,
                 dtype=known_dtype(dtype),
                 parameter=parameter,
-                element=int(element) if element.isdigit() else element,
+                element=int(element) if element and element.isdigit() else element,
                 python=python,
                 command=command_of(against, optimizer, python)[1] if program else (),
             )

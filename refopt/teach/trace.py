@@ -23,6 +23,8 @@ from refopt.problems import Pass
 from refopt.teach.runs import OnBalls, Setting, exact, known, problem_of, setting, taken
 
 PROGRAMS = ("py:MODULE:FUNCTION", "'cmd:PROGRAM ARGUMENT…'")
+LAYERED = ("weight_decay", "loss_scale", "batch_size", "split_dim", "frequency")
+"""Hyperparameters that every case of layers states."""
 SECONDS = 60.0  # for each answer of an implementation
 NORM = "norm"
 """In place of an element: the Euclidean norm of the array."""
@@ -67,7 +69,7 @@ def trace(
     bits: int | None = None,
     dtype: str = "float64",
     parameter: int = 0,
-    element: int | str = 0,
+    element: int | str | None = None,
     python: str = sys.executable,
     command: Sequence[str] = (),
 ) -> Trace:
@@ -83,7 +85,7 @@ def trace(
     bits: of the balls that give the true value for these gradients; None: no true value.
     dtype: of the parameters.
     parameter: by number.
-    element: by its number in C order, or "norm".
+    element: by its number in C order, or "norm"; None: 0, of a network the norm.
     python: the interpreter that has the framework.
     command: what starts the program (docs/protocol.md).
 
@@ -102,6 +104,8 @@ def trace(
     """
     of = problem_of(problem)
     s = setting(optimizer, profile, given, of)
+    if element is None:
+        element = NORM if of.layers else 0
     pick = _Pick(of.start(np, dtype), parameter, element)
     done = list(taken(s, of, steps, dtype=dtype))
     seen = [x.seen for x in done]
@@ -218,7 +222,8 @@ def case_of(s: Setting, problem: str, seen: list[Pass], dtype: str) -> Case:
 
 def _stated(s: Setting, q: str, x: Any) -> bool:
     """Whether a case states a hyperparameter: what it must, and what is not as everywhere."""
-    return (q in s.rule.REQUIRED or x != getattr(s.rule.Hyper(), q)) and x is not None
+    required = (*s.rule.REQUIRED, *(LAYERED if hasattr(s.rule, "Layer") else ()))
+    return (q in required or x != getattr(s.rule.Hyper(), q)) and x is not None
 
 
 def _layers(
@@ -253,7 +258,7 @@ def _other(
     profiles = s.rule.PROFILES
     if command or against not in profiles:
         run = _ran(s, against, case, python, command)
-        return _shown(run, pick), run
+        return _shown(run, pick, case), run
     problem = problem_of(case.id.rpartition(".")[2])
     other = setting(s.optimizer, against, {**s.hyper._asdict(), **s.options}, problem)
     seen = [_pass(case, t) for t in range(1, case.steps + 1)]
@@ -320,7 +325,7 @@ def _asked(s: Setting, case: Case, command: Sequence[str]) -> tuple[Item, ...]:
         return (live.unjudged(command[0], None, failure.status, failure.detail),)
 
 
-def _shown(run: Run, pick: _Pick) -> dict[tuple[int, str], Any]:
+def _shown(run: Run, pick: _Pick, case: Case) -> dict[tuple[int, str], Any]:
     """What a run shows, by step and quantity."""
     found = {}
     for t, quantities in run.steps.items():
@@ -330,6 +335,11 @@ def _shown(run: Run, pick: _Pick) -> dict[tuple[int, str], Any]:
                 size = math.prod(pick.shape)
                 array = np.reshape(values, pick.shape) if len(values) == size else values[0]
                 found[t, q] = pick.number(array)
+    of = [name for name, layer in case.layers.items() if pick.parameter in layer.params]
+    for t, factors in (run.factors or {}).items():
+        for q, tensors in factors.items():
+            for x in (tensors[name] for name in of if name in tensors):
+                found[t, q] = pick.number(np.reshape(x.values, x.shape))
     return found
 
 
