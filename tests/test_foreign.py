@@ -940,6 +940,37 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.fixture(scope="module")
+def samples(compiled: Path) -> dict[str, tuple[str, list[str]]]:
+    """The programs of examples/rop that the present tools run: (optimizer, command)."""
+    found = {f"{name}.c": (name, [str(compiled / name)]) for name in VECTORS}
+    found["template.py"] = "rmsprop", [sys.executable, str(EXAMPLES / "template.py")]
+    found["thor.py"] = "thor", [sys.executable, str(THOR)]
+    if NODE:
+        mjs = [NODE, str(EXAMPLES / "optimizers.mjs")]
+        found |= {f"optimizers.mjs, {name}": (name, mjs) for name in VECTORS}
+    if RUSTC:
+        flags = ["-O", str(EXAMPLES / "nadam.rs"), "-o", str(compiled / "nadam-rs")]
+        subprocess.run([RUSTC, *flags], check=True)
+        found["nadam.rs"] = "nadam", [str(compiled / "nadam-rs")]
+    return found
+
+
+def test_every_program_conforms_through_files_as_the_document_says(
+    samples: dict[str, tuple[str, list[str]]],
+) -> None:
+    """What gen does not ask for by itself, set_state, is not waited for by ver."""
+    for name, (optimizer, command) in samples.items():
+        given = {"input": asked("--optimizer", optimizer), "capture_output": True, "text": True}
+        done = subprocess.run(command, check=True, **given)
+        result = verified(done.stdout.splitlines())
+        assert result.exit_code == OK, (name, result.output)
+        found = Counter(run["status"] for run in runs(result))
+        takes = {*json.loads(done.stdout.splitlines()[0])["takes"]} & rop.plain(optimizer)
+        assert found["conforms"] == taken(optimizer, takes) >= 10, name
+        assert {*found} <= {"conforms", "skipped"}, name
+
+
 def verified(lines: list[str], *arguments: str) -> Any:
     return refopt("ver", "-", "--json", *arguments, stdin="".join(f"{line}\n" for line in lines))
 

@@ -469,9 +469,14 @@ class Answers:
             self._spoken = spoken(first, optimizer)
         except Failure as failure:
             raise CaseError(failure.detail) from None
-        settable = "set_state" in self._spoken.takes
-        self._asked = [*questions(vectors(optimizer), settable=settable)]
+        self._asked = [*questions(vectors(optimizer), settable="set_state" in self._spoken.takes)]
         self._bye = self._asked[-1][1][-1].questions[-1]["seq"] + 1
+        if not any(q["seq"] in self._found for q in self._questions("set_state")):
+            self._asked = [*questions(vectors(optimizer))]  # it takes more than was asked
+
+    def _questions(self, op: str) -> Iterator[Message]:
+        parts = (part for _, parts in self._asked for part in parts)
+        return (q for part in parts for q in part.questions if q["op"] == op)
 
     def tasks(self, pattern: str, profile: str | None) -> Iterator[Task]:
         """The cases that were answered, and the first that was not where the answers end early."""
