@@ -210,3 +210,11 @@ def test_the_command_prints_the_score_of_an_optimizer(monkeypatch):
     result = CliRunner().invoke(cli.app, given, env={"COLUMNS": "200"})
     assert result.exit_code == VIOLATED
     assert "caught in float32: epsilon=inside nadam.x" in result.stdout
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_two_changes_that_leave_nothing_of_an_inverse_are_named_together(dtype: str) -> None:
+    """What is shown is excluded as a whole there, by the residual: the ranges are compared."""
+    changes = (("damping", "root"), ("weighting", "half-each"))
+    outcome = mutants.tried(Mutant("thor", dtype, changes))
+    assert (outcome.status, outcome.explanations) == (NAMED, (changes,))

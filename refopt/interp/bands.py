@@ -26,13 +26,15 @@ class Band:
     """An array of ranges in one dtype; an element without bounds is (-inf, inf).
 
     `inverts`: the matrices that these are the inverses of, and the number that multiplies them.
+    `before`: the range before what is shown left nothing of it.
     """
 
-    __slots__ = ("dtype", "high", "inverts", "low", "space")
+    __slots__ = ("before", "dtype", "high", "inverts", "low", "space")
 
     def __init__(self, low: Ends, high: Ends, dtype: str, space: Bands) -> None:
         self.low, self.high, self.dtype, self.space = low, high, dtype, space
         self.inverts: tuple[Band, Any] | None = None
+        self.before: Band | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -54,9 +56,10 @@ class Band:
         return ~self.bounded | ((self.low <= values) & (values <= self.high))
 
     def contains(self, other: Band) -> bool:
-        """Whether every value possible there is possible here."""
-        return self.shape == other.shape and bool(
-            np.all((self.low <= other.low) & (self.high >= other.high))
+        """Whether every value possible there is possible here, whatever is shown."""
+        mine, its = self.before or self, other.before or other
+        return mine.shape == its.shape and bool(
+            np.all((mine.low <= its.low) & (mine.high >= its.high))
         )
 
     def __neg__(self) -> Band:
@@ -259,7 +262,9 @@ class Bands:
             far = _one_norm(residual) * (1 - 2e3 * U) > limit
         none = np.broadcast_to(far, band.shape)
         low, high = np.where(none, np.inf, band.low), np.where(none, -np.inf, band.high)
-        return Band(low, high, band.dtype, self)
+        found = Band(low, high, band.dtype, self)
+        found.before = band
+        return found
 
     def _inversion(self, n: int, dtype: str) -> float:
         """The residual of an inversion, as a share of the norms of both matrices."""
@@ -291,7 +296,9 @@ class Bands:
         return int(x.shape[0])
 
     def reshape(self, x: Band, shape: tuple[int, ...]) -> Band:
-        return _moved(lambda end: end.reshape(shape), x)
+        found = _moved(lambda end: end.reshape(shape), x)
+        found.before = x.before
+        return found
 
     def permute(self, x: Band, axes: tuple[int, ...]) -> Band:
         return _moved(lambda end: end.transpose(axes), x)
