@@ -43,8 +43,12 @@ def test_the_two_commands_come_first() -> None:
     assert {"check", "test"} <= set(targets)
 
 
-def test_every_block_has_a_language_that_is_run_or_is_output() -> None:
-    assert {language for language, _ in BLOCKS} == {"sh", "python", "text"}
+def test_every_block_is_run_or_is_output_but_the_installation() -> None:
+    assert {language for language, _ in BLOCKS} == {"sh", "python", "text", "shell"}
+    (code,) = (code for language, code in BLOCKS if language == "shell")
+    start = (ROOT / "docs" / "tutorials" / "start.md").read_text(encoding="utf-8")
+    (install,) = re.findall(r"^pip install \S+ '[^']*'", code, re.MULTILINE)
+    assert install in start  # where it was walked from a fresh clone
 
 
 @pytest.mark.parametrize("code", [code for language, code in BLOCKS if language == "python"])
