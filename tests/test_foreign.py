@@ -448,7 +448,7 @@ def test_the_template_conforms_with_a_hidden_state() -> None:
 def test_the_programs_are_short() -> None:
     lines = {path.name: len(path.read_text().splitlines()) for path in EXAMPLES.iterdir()}
     assert max(lines.values()) <= 150
-    assert lines["template.py"] <= 33
+    assert lines["template.py"] <= 30
 
 
 @pytest.mark.parametrize(

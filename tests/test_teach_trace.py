@@ -193,7 +193,7 @@ def test_a_function_is_put_beside_the_rule_and_marked_in_what_it_shows(function:
 
 def test_a_program_keeps_its_own_state(tmp_path: Path) -> None:
     text = (ROOT / "examples" / "rop" / "template.py").read_text(encoding="utf-8")
-    asked = "    q, answer = json.loads(line), {}\n"
+    asked = "    q, a = json.loads(line), {}\n"
     assert text.count(asked) == text.count('"several"') == 1
     program = tmp_path / "program.py"
     program.write_text(

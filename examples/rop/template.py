@@ -5,9 +5,6 @@ import sys
 
 import numpy as np
 
-TAKES = ["float32", "float64", "several", "missing", "lr", "rho", "epsilon"]
-DTYPES = {"float32": ">f4", "float64": ">f8"}  # bits are big-endian
-
 
 def step(param, grad, v, h):  # your optimizer: here RMSprop, without momentum
     v = h["rho"] * v + (1 - h["rho"]) * grad**2
@@ -15,19 +12,19 @@ def step(param, grad, v, h):  # your optimizer: here RMSprop, without momentum
 
 
 for line in sys.stdin:
-    q, answer = json.loads(line), {}
+    q, a = json.loads(line), {}
     if q["op"] == "hello":
-        answer = {"rop": 1, "name": "template", "version": "1", "takes": TAKES}
-        answer |= {"optimizer": q["optimizer"], "suite": q["suite"]}
-    elif q["op"] == "case":
-        big, hyper = DTYPES[q["dtype"]], {name: float(x) for name, x in q["hyper"].items()}
-        params = [np.frombuffer(bytes.fromhex(b), big).astype(q["dtype"]) for b in q["params"]]
+        a = {"rop": 1, "optimizer": "rmsprop", "suite": q["suite"], "name": "mine", "version": "1"}
+        a["takes"] = ["float32", "float64", "several", "missing", "lr", "rho", "epsilon"]
+    elif q["op"] == "case":  # bits are big-endian
+        big, hyper = np.dtype(q["dtype"]).newbyteorder(">"), q["hyper"]
+        params = [np.frombuffer(bytes.fromhex(bits), big) for bits in q["params"]]
         states = [np.zeros_like(param) for param in params]
     elif q["op"] == "step":
-        hyper.update({name: float(x) for name, x in q.get("hyper", {}).items()})
+        hyper = {name: float(x) for name, x in {**hyper, **q.get("hyper", {})}.items()}
         for i, bits in enumerate(q["grads"]):
             if bits is not None:
-                grad = np.frombuffer(bytes.fromhex(bits), big).astype(params[i].dtype)
+                grad = np.frombuffer(bytes.fromhex(bits), big)
                 params[i], states[i] = step(params[i], grad, states[i], hyper)
-        answer = {"param": [param.astype(big).tobytes().hex() for param in params]}
-    print(json.dumps({"seq": q["seq"], **answer}), flush=True)
+        a = {"param": [param.astype(big).tobytes().hex() for param in params]}
+    print(json.dumps({"seq": q["seq"], **a}), flush=True)
