@@ -70,7 +70,7 @@ PACKAGES = {
     "schedules": {ANYWHERE: set(), INSIDE: set()},
     "__main__": {ANYWHERE: set(), INSIDE: set()},
     "oracle": {ANYWHERE: {*ARRAYS, "flint"}, INSIDE: {"jsonschema"}},
-    "teach": {ANYWHERE: ARRAYS, INSIDE: {"flint", "matplotlib"}},
+    "teach": {ANYWHERE: ARRAYS, INSIDE: {"flint", "matplotlib", "PIL"}},
     "cli": {ANYWHERE: {"typer", "rich"}, INSIDE: ARRAYS},
 }
 # Single files that may import more, anywhere.
