@@ -31,7 +31,7 @@ from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
 from types import FunctionType, SimpleNamespace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -504,21 +504,15 @@ def cut(table: Any, itemsize: int, most: int = PIECE) -> Any:
 
 
 # -- the scalars of a step, traced ----------------------------------------------------------------
-def clockwork(
-    rule: Any, profile: Profile, hyper: Any, program: Program, num: Any
-) -> Callable[[Any, Any], tuple[Any, tuple[Any, ...]]]:
-    """What `rule.tick` and then `numbers` give, as one function of numbers, traced; cached.
-
-    Of the clock and the Hyper as the user sets it; it returns the scalars of a step and the next
-    clock. `num`: the number system.
-    """
-    return _clockwork(rule, profile.choices, hyper._replace(lr=None), program, num)
-
-
 @functools.lru_cache(maxsize=256)
-def _clockwork(
-    rule: Any, choices: Any, hyper: Any, program: Program, num: Any
+def clockwork(
+    rule: Any, choices: Any, program: Program, num: Any
 ) -> Callable[[Any, Any], tuple[Any, tuple[Any, ...]]]:
+    """What `rule.tick` and then `numbers` give, as one function of numbers, traced.
+
+    Of the clock and the settled Hyper; it returns the scalars of a step and the next clock.
+    `num`: the number system.
+    """
     lines: dict[str, str] = {}
 
     def visit(node: trace.Node) -> str:
@@ -526,11 +520,11 @@ def _clockwork(
             return str(node.args[0])
         return lines.setdefault(_applied(node, map(visit, node.args)), f"t{len(lines)}")
 
-    clock, given = trace.symbols(rule.Clock, "k"), trace.symbols(type(hyper), "g", hyper)
-    scalars, after = rule.tick(clock, given, choices, num=trace.NUMBERS)
-    settled = rule.settle(given, choices, num=trace.NUMBERS)
-    found = {**trace.fields(scalars, "s"), **trace.fields(settled, "h")}
-    row = [re.sub(r"\b[sh]\.\w+", lambda x: visit(found[x[0]]), y) for y in program.scalars]
+    settled = choices._replace(given=rule.as_given, storage=rule.stored_as_given)
+    clock, numbers = trace.symbols(rule.Clock, "k"), trace.symbols(rule.Hyper, "h")
+    scalars, after = rule.tick(clock, numbers, settled, num=trace.NUMBERS)
+    found = trace.fields(scalars, "s")
+    row = [re.sub(r"\bs\.\w+", lambda x: visit(found[x[0]]), y) for y in program.scalars]
     then = [visit(trace.lift(x)) for x in after]
     body = "".join(f"    {name} = {value}\n" for value, name in lines.items())
     outputs = (f"({''.join(f'{x}, ' for x in values)})" for values in (row, then))
@@ -541,7 +535,7 @@ def _clockwork(
             return np.array(numbers, dtype)
 
     space: dict[str, Any] = {"num": num, "weight": carried(program.dtype), "rounded": rounded}
-    exec(f"def run(k, g):\n{body}    return rounded({next(outputs)}), {next(outputs)}", space)
+    exec(f"def run(k, h):\n{body}    return rounded({next(outputs)}), {next(outputs)}", space)
     run: Callable[[Any, Any], tuple[Any, tuple[Any, ...]]] = space["run"]
     return run
 
@@ -582,11 +576,13 @@ def forms(arrays: Iterable[Any], of: Iterable[Callable[[Any], Any]]) -> list[lis
     return [[*map(one, arrays)] for one in of]
 
 
-Getter: TypeAlias = Callable[[Any], Any]
-SHAPE: Getter = operator.attrgetter("shape")
-DTYPE: Getter = operator.attrgetter("dtype")
-STRIDES: Getter = operator.attrgetter("strides")
-FORM: tuple[Getter, ...] = SHAPE, DTYPE, operator.attrgetter("flags.num")
+def attribute(name: str) -> Callable[[Any], Any]:
+    """The function in C that gives an attribute."""
+    return operator.attrgetter(name)
+
+
+SHAPE, DTYPE, STRIDES = attribute("shape"), attribute("dtype"), attribute("strides")
+FORM = SHAPE, DTYPE, attribute("flags.num")
 """What can change of an array in place; where there are gaps, its strides too."""
 
 
@@ -842,6 +838,21 @@ def _one_buffer(x: Any, y: Any) -> bool:
         and base.flags.c_contiguous
         and base.dtype == x.dtype
     )
+
+
+SMALL = 32768
+"""Elements of an array, on average, below which one buffer is faster on the tape."""
+
+
+def pays(arrays: Sequence[Any]) -> bool:
+    """Whether arrays are faster in one buffer."""
+    small = sum(x.size for x in arrays) < SMALL * len(arrays)
+    return small and len(arrays) > 1 and engine() == "tape"
+
+
+def parts(room: Any, like: Sequence[Any]) -> list[Any]:
+    """Elements of a line, one behind the other, each a view in the shape of an array."""
+    return [room[i : i + 1].reshape(x.shape) for i, x in enumerate(like)]
 
 
 def flat(arrays: Sequence[Any]) -> list[Any]:

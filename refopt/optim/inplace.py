@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, repeat
-from operator import attrgetter
 from sys import getrefcount
 from typing import Any, NamedTuple
 from weakref import getweakrefcount
@@ -13,10 +12,10 @@ import numpy as np
 
 from refopt.interp import cuda, fused
 from refopt.interp.arrays import Floats, dtype_name, passage
-from refopt.interp.fused import same
+from refopt.interp.fused import attribute, same
 from refopt.typing import Profile
 
-DATA, GRAD = attrgetter("_data"), attrgetter("_grad")
+DATA, GRAD = attribute("_data"), attribute("_grad")
 PLAIN = frozenset({float, int, bool, str, type(None)})
 
 
@@ -58,44 +57,37 @@ class Kind:
         self.dtype = dtype_name(array)
         like = np.empty(0, array.dtype)
         self.num = Floats().of(passage(like, profile.half).enter(like))
-        self.given, self.hyper, self.program = hyper, *self._made(hyper)
-        args = rule, profile, self.hyper, self.program, self.num
-        self.tick = fused.clockwork(*args)
+        self.hyper = hyper
+        self.settled, self.program = self._made(hyper)
+        self.numbers = fused.numbers(self.program)
         self.params: list[Any] = []
         self.counters: dict[str, Any] = {}  # of all parameters, by their keys
 
     def _made(self, hyper: Any) -> tuple[Any, fused.Program]:
         settled = self.rule.settle(hyper, self.profile.choices, num=self.num)
-        program = fused.program(self.rule, self.profile, settled, self.dtype, self.kept)
-        return type(hyper)(*map(self.num, hyper)), program
+        return settled, fused.program(self.rule, self.profile, settled, self.dtype, self.kept)
 
     def takes(self, hyper: Any) -> bool:
         """Take other numbers; False where they make another program."""
-        if hyper != self.given:
-            numbers, program = self._made(hyper)
+        if hyper != self.hyper or type(hyper.lr) is not type(self.hyper.lr):
+            settled, program = self._made(hyper)
             if program != self.program:
                 return False
-            self.tick = fused.clockwork(self.rule, self.profile, numbers, program, self.num)
-            self.given, self.hyper = hyper, numbers
+            self.hyper, self.settled = hyper, settled
         return True
+
+    def clockwork(self) -> Callable[[Any, Any], tuple[Any, tuple[Any, ...]]]:
+        """The scalars of a step and the next clock, of a clock and `settled`."""
+        choices = self.profile.choices
+        return fused.clockwork(self.rule, choices, self.program, self.num)
 
     def count(self, states: Mapping[Any, dict[str, Any]], keys: Iterable[str]) -> None:
         """Give the counters of all parameters memory side by side."""
         for key in keys:
             old = [states[param][key] for param in self.params]
             room = self.counters[key] = np.array([*map(np.ndarray.item, old)], old[0].dtype)
-            for i, (param, x) in enumerate(zip(self.params, old, strict=True)):
-                states[param][key] = room[i : i + 1].reshape(x.shape)
-
-
-SMALL = 32768
-"""Elements of a tensor, on average, below which one buffer is faster on NumPy alone."""
-
-
-def pays(params: Sequence[Any]) -> bool:
-    """Whether the arrays of parameters had better be in one buffer."""
-    small = sum(param._data.size for param in params) < SMALL * len(params)
-    return small and len(params) > 1 and fused.engine() == "tape"
+            for param, place in zip(self.params, fused.parts(room, old), strict=True):
+                states[param][key] = place
 
 
 def flatten(

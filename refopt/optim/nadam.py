@@ -29,7 +29,7 @@ from refopt.interp.arrays import (
 )
 from refopt.interp.cuda import captured
 from refopt.interp.formats import COMPLEX, FORMATS
-from refopt.interp.fused import same
+from refopt.interp.fused import pays, same
 from refopt.interp.host import (
     beside,
     holds,
@@ -46,7 +46,7 @@ from refopt.interp.jit import jitted
 from refopt.interp.rounded import carried
 from refopt.optim.groups import Group, Optimizer, deep, entry, number, require, turns
 from refopt.optim.hooks import hooked
-from refopt.optim.inplace import DATA, GRAD, Kind, Last, Part, Settings, engine, flatten, pays
+from refopt.optim.inplace import DATA, GRAD, Kind, Last, Part, Settings, engine, flatten
 from refopt.optim.parameter import (
     Parameter,
     array_of,
@@ -71,8 +71,6 @@ CLOCK = {
 }
 """Keys of a parameter's state, and the fields of the rule that they hold."""
 ALWAYS = ("step", "mu_product")  # the powers only under a profile whose release keeps them
-INDEPENDENT = (rule.per_parameter, rule.shared, rule.shared_step)
-"""Where all have gradients, a clock advances whatever the others are."""
 
 
 class NAdam(Optimizer):
@@ -257,7 +255,7 @@ class NAdam(Optimizer):
         for part, params in zip(parts, stepping, strict=True):
             if part is None:
                 return False
-            if part.foreach or pays(params):
+            if part.foreach or pays([*map(DATA, params)]):
                 flatten(params, states, MOMENTS, bool(part.foreach))
         kinds = [one for part in parts if part for one in part.kinds]
         for one in kinds:
@@ -296,7 +294,7 @@ class NAdam(Optimizer):
             if not plain or tuple(counters) not in (ALWAYS, tuple(CLOCK)):
                 return None
             profile = self._profile(group, state)
-            if profile.choices.counter not in INDEPENDENT:
+            if not _alike(profile.choices):
                 return None
             key = (profile, param._data.dtype, *(x.dtype for x in counters.values()))
             if key not in kinds:
@@ -367,8 +365,8 @@ class NAdam(Optimizer):
         for part in last.parts:
             for one in part.kinds:
                 found, counters = _ticked(one)
-                rows += found
-                writes += counters
+                rows.extend(found)
+                writes.extend(counters)
         last.step.run(grads, rows, writes)
 
     def _write(self, after: dict[Any, _After], places: Mapping[Any, str]) -> None:
@@ -625,6 +623,12 @@ def _able(group: Group, params: list[Any]) -> bool:
     return not params or (mine and _on_host(group) and len(params) == len(set(params)))
 
 
+def _alike(choices: rule.Choices) -> bool:
+    """Whether a clock depends on itself and on the settled numbers, where all have gradients."""
+    independent = choices.counter in (rule.per_parameter, rule.shared, rule.shared_step)
+    return independent and choices.factor is rule.same_factor
+
+
 def _ticked(kind: Kind) -> tuple[list[Any], list[Callable[[], Any]]]:
     """The scalars of each parameter, and what writes the counters of all after the step."""
     rooms, choices = kind.counters.values(), kind.profile.choices
@@ -634,12 +638,15 @@ def _ticked(kind: Kind) -> tuple[list[Any], list[Callable[[], Any]]]:
     n = len(each)
     product = kind.counters["mu_product"]
     clocks = [_carrying(rule.Clock(*map(float, x)), product, choices) for x in each]
-    ticked = [kind.tick(clock, kind.hyper) for clock in clocks]
+    tick = kind.clockwork()
+    ticked = [tick(clock, kind.settled) for clock in clocks]
     rows = [row for row, _ in ticked]
     if n == 1:
-        ((_, after),) = ticked
+        ((row, after),) = ticked
         pairs = zip(rooms, after, strict=False)  # powers that are not kept
-        return rows * len(counts), [partial(x.fill, x.dtype.type(float(y))) for x, y in pairs]
+        return [*repeat(row, len(counts))], [
+            partial(x.fill, x.dtype.type(float(y))) for x, y in pairs
+        ]
     place = dict(zip(each, range(n), strict=True))
     which = [*map(place.__getitem__, counts)] if n < len(counts) else [*range(n)]
     columns = zip(rooms, zip(*(after for _, after in ticked), strict=True), strict=False)

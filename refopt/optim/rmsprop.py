@@ -291,7 +291,7 @@ global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency, **kwargs
                 kinds[array.dtype] = Kind(rule, profile, array, hyper, [*kept])
             kinds[array.dtype].params.append(variable)
             held = {"param": variable, **kept}
-            holders += held.values()
+            holders.extend(held.values())
             arrays = {field: holder.data for field, holder in held.items()}
             items.append((kinds[array.dtype].program, arrays))
         step = fused.Pass(items)
@@ -342,8 +342,10 @@ global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency, **kwargs
         for kind in dict.fromkeys(last.kinds):  # all variables have one count
             if not kind.takes(hyper):
                 return False
-            rows[kind], (t,) = kind.tick(rule.Clock(done), kind.hyper)
-        then.append(partial(last.count.__setitem__, (), int(t)))
+            clock, choices = rule.Clock(done), kind.profile.choices
+            scalars, clock = rule.tick(clock, hyper, choices, num=kind.num)
+            rows[kind] = kind.numbers(scalars, kind.settled)
+        then.append(partial(last.count.__setitem__, (), int(clock.t)))
         last.step.run(grads, [*map(rows.__getitem__, last.kinds)], then)
         return True
 
