@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import secrets
 import shlex
 import shutil
 import sys
@@ -11,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -42,6 +44,39 @@ Build = Annotated[
         help="Build the framework's pinned environment, if no interpreter has it.",
     ),
 ]
+
+
+LARGEST_SEED = 10**18 - 1
+Drawn = Annotated[
+    bool,
+    typer.Option(
+        "--drawn/--no-drawn",
+        metavar="",
+        help="Ask py: and cmd: a few cases beside the vectors, drawn anew in each run.",
+    ),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=LARGEST_SEED,
+        metavar="N",
+        envvar="REFOPT_SEED",
+        show_envvar=False,
+        help="The seed of the cases that are drawn, as a run before printed it.",
+        show_default=False,
+    ),
+]
+
+
+def seeded(seed: int | None, *, drawn: bool) -> int | None:
+    """The seed of what is drawn, a fresh one where none is given; None: nothing is drawn."""
+    return (secrets.randbelow(10**6) if seed is None else seed) if drawn else None
+
+
+def drawn_of(program: Any, seed: int, select: str) -> list[Any]:
+    """The cases that are drawn for a program."""
+    return [r for r in program.drawn(seed) if fnmatchcase(r.case.id, select)]
 
 
 def interpreter(framework: str, python: str, *, build: bool) -> str:
@@ -127,10 +162,13 @@ def check(
         ),
     ] = "plain",
     build: Build = False,
+    drawn: Drawn = True,
+    seed: Seed = None,
 ) -> None:
     """Judge whether every value that an implementation gave can be explained by the rule."""
     with exits():
         from refopt.oracle import live, rop, suite
+        from refopt.oracle.drawn import KINDS
         from refopt.oracle.own import EXECUTIONS
 
         started = time.perf_counter()
@@ -147,6 +185,7 @@ def check(
             msg = f"--execution must be {wanted}; got {execution!r}"
             raise typer.BadParameter(msg)
         of, command = command_of(implementation, optimizer, python)
+        seed = seeded(seed, drawn=drawn and bool(command))
         with reading(implementation is not None):
             if command:
                 cases, framework = list(suite.selected(rop.vectors(of), select)), ""
@@ -155,7 +194,12 @@ def check(
         _known(profile, cases)
         tasks: Iterable[suite.Task]
         if command:
-            tasks = live.answers(lambda: rop.Program(command, of, timeout), cases, profile)
+            tasks = live.answers(
+                lambda: rop.Program(command, of, timeout),
+                cases,
+                profile,
+                lambda program: () if seed is None else drawn_of(program, seed, select),
+            )
         elif framework:
             python = interpreter(framework, python, build=build)
             tasks = live.tasks(framework, cases, profile, python=python, seconds=timeout)
@@ -174,8 +218,10 @@ def check(
                     )
                 )
         asked_for = {"implementation": implementation, "select": select, "profile": profile}
+        asked_for |= {} if seed is None else {"seed": seed}
         jobs = 1 if command else jobs  # what explains one run is tried on the next
-        judge(tasks, len(cases), asked_for, started, as_json=as_json, junit=junit, jobs=jobs)
+        number = len(cases) + (seed is not None) * len(KINDS)
+        judge(tasks, number, asked_for, started, as_json=as_json, junit=junit, jobs=jobs)
 
 
 @app.command(cls=Command)
@@ -193,6 +239,16 @@ def gen(
             show_default="float32, float64, several, missing, and what the optimizer always has",
         ),
     ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=LARGEST_SEED,
+            metavar="N",
+            help="Ask as well for cases drawn with this seed.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Write the questions of the vectors as JSON Lines (ROP/1), for a program that reads a file."""
     with exits():
@@ -204,7 +260,7 @@ def gen(
         if unknown := sorted(words - {*known}):
             msg = f"--takes must list some of {', '.join(known)}; got {', '.join(unknown)}"
             raise typer.BadParameter(msg)
-        for question in rop.generate(optimizer, select, words):
+        for question in rop.generate(optimizer, select, words, seed):
             say(question)
 
 
@@ -231,9 +287,11 @@ def ver(
         started = time.perf_counter()
         with reading(True), text(answers) as file:
             lines = iter(lambda: file.readline(LONGEST), "")
-            tasks = list(rop.Answers(lines).tasks(select, profile))
+            answered = rop.Answers(lines)
+            tasks = list(answered.tasks(select, profile))
         _known(profile, tasks)
         asked_for = {"implementation": str(answers), "select": select, "profile": profile}
+        asked_for |= {} if answered.seed is None else {"seed": answered.seed}
         judge(tasks, len(tasks), asked_for, started, as_json=as_json, junit=junit, jobs=1)
 
 
@@ -274,6 +332,8 @@ def judge(
                 say(report.footer(tally, code, seconds, complete=complete))
             else:
                 report.summary(tally, report.Terminal(), seconds, complete=complete)
+                if "seed" in asked_for:
+                    typer.echo(f"drawn with seed {asked_for['seed']}: --seed asks the same again")
             if xml is not None:
                 xml.write(report.junit(results, seconds))
     raise typer.Exit(code)
@@ -366,9 +426,11 @@ def show(
 ) -> None:
     """Show a case: its numbers in decimals and in bits, its runs, and their verdicts."""
     with exits():
-        from refopt.oracle import report, suite
+        from refopt.oracle import drawn, own, report, suite
 
         found = [r for r in suite.recordings() if r.case.id == case]
+        if drawn.parsed(case):
+            found = [own.recorded(drawn.case(case))]
         if not found:
             msg = f"ID must be that of a case (refopt list), got {case!r}"
             raise typer.BadParameter(msg)

@@ -158,10 +158,22 @@ def _stated(optimizer: str, row: dict[str, Any], dtype: str) -> dict[str, Any]:
     }
 
 
+def net(slug: str, dtype: str, seed: str) -> dict[str, Any]:
+    """The net of a slug, its numbers drawn from a seed."""
+    (row,) = (row for row in ROWS if row[0] == slug)
+    return _source(*row, dtype, seed)
+
+
 def _source(
-    slug: str, comment: str, tag: str, net: list[Given], asked: dict[str, Any], dtype: str
+    slug: str,
+    comment: str,
+    tag: str,
+    net: list[Given],
+    asked: dict[str, Any],
+    dtype: str,
+    seed: str = "",
 ) -> dict[str, Any]:
-    source = random.Random(slug)
+    source = random.Random(seed or slug)
     layers: list[dict[str, Any]] = []
     params: list[dict[str, Any]] = []
 

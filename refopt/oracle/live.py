@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Protocol
@@ -240,6 +241,14 @@ class Asking:
             msg = f"{self._known}: given up after {ATTEMPTS} failures in a row: {detail}"
             raise AdapterError(msg)
 
+    def others(self, more: Callable[[Talker], Iterable[Recording]]) -> Iterator[Recording]:
+        """What else is asked, if it runs."""
+        try:
+            self._talker = self._talker or self._start()
+        except Failure:  # it could not be started for a case before, which says so
+            return
+        yield from more(self._talker)
+
     def close(self) -> None:
         """End it."""
         if self._talker is not None:
@@ -248,15 +257,18 @@ class Asking:
 
 
 def answers(
-    start: Callable[[], Talker], found: Iterable[Recording], profile: str | None
+    start: Callable[[], Talker],
+    found: Iterable[Recording],
+    profile: str | None,
+    more: Callable[[Talker], Iterable[Recording]] = lambda talker: (),
 ) -> Iterator[Task]:
-    """What a program does with each case.
+    """What a program does with each case, and then with what else is asked of such a program.
 
     Raises AdapterError where it fails `ATTEMPTS` times in a row.
     """
     asking = Asking(start, profile)
     try:
-        for recording in found:
+        for recording in chain(found, asking.others(more)):
             yield (task := asking.task(recording))
             asking.more(task)
     finally:

@@ -11,7 +11,7 @@ from refopt.interp import arrays, fused, jit
 from refopt.interp.formats import COMPLEX
 from refopt.interp.rounded import Rounded, bfloat16, carried, plain
 from refopt.oracle import layered
-from refopt.oracle.golden import Case, Run, Schedule, Sparse, Values
+from refopt.oracle.golden import Case, Recording, Run, Schedule, Sparse, Values
 from refopt.oracle.spec import RULES
 from refopt.typing import Profile
 
@@ -94,6 +94,13 @@ def numpy_run(
     for q in numbers:
         dtypes[q] = [getattr(getattr(c, q), "dtype", "float64") for c in clocks]
     return Run(profile.name, steps, dtypes)
+
+
+def recorded(case: Case) -> Recording:
+    """A case with what the documented rule does with it on NumPy."""
+    profile = RULES[case.id.partition(".")[0]].PROFILES["documented"]
+    provenance = {"arithmetic": f"NumPy {np.__version__}"}
+    return Recording(case, {profile.name: numpy_run(case, profile)}, provenance)
 
 
 def _bfloat16_step(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 from itertools import pairwise
@@ -18,7 +19,7 @@ from refopt.interp.formats import COMPLEX, FORMATS, from_bits, to_bits
 from refopt.optim.nadam import NAdam
 from refopt.optim.rmsprop import RMSprop
 from refopt.optim.thor import THOR
-from refopt.oracle import golden, refused, spec, suite
+from refopt.oracle import drawn, golden, refused, spec, suite
 from refopt.oracle.golden import BY_LAYER, Case, Recording, Schedule, Sparse
 from refopt.oracle.live import unjudged
 from refopt.oracle.own import numpy_run
@@ -30,8 +31,9 @@ from refopt.oracle.verdict import CONFORMS, VIOLATION
 OBJECTS: dict[str, Any] = {"nadam": NAdam, "rmsprop": RMSprop, "thor": THOR}
 """Where what is documented is an object of this package."""
 
-MANY, LONGEST = 10_000, 2**16  # questions, and characters of an answer in a file, that are kept
+MANY, LONGEST = 10_000, 2**19  # questions, and characters of an answer in a file, that are kept
 NAME, REASON = 200, 2000  # characters of a name, and of a reason, that are kept
+SEED = re.compile(r"[0-9]{1,18}").fullmatch
 HELLO_SECONDS = 120.0  # until the program has started
 KINDS = (
     *("invalid-hyperparameter", "shape-mismatch", "dtype-mismatch"),
@@ -114,14 +116,29 @@ def needs(case: Case) -> set[str]:
     }
 
 
-def hello(optimizer: str) -> Message:
-    """The first question."""
+def drawn_for(optimizer: str, seed: int, takes: set[str]) -> list[Recording]:
+    """Cases drawn for what a program takes."""
+    cases = drawn.asked(optimizer, seed, lambda case: needs(case) <= takes, takes)
+    return [Recording(case, {}, {}) for case in cases]
+
+
+def drawn_for_file(optimizer: str, seed: int | None) -> list[Recording]:
+    """Cases drawn before it is known what a program takes: the plainest, and any."""
+    if seed is None:
+        return []
+    takes = (plain(optimizer), {*words(optimizer)} - {*COMPLEX, "float16", "bfloat16"})
+    found = [r for words_ in takes for r in drawn_for(optimizer, seed, words_)]
+    return [*{r.case.id: r for r in found}.values()]
+
+
+def hello(optimizer: str, seed: int | None = None) -> Message:
+    """The first question; a seed of what is drawn stands behind the version of the suite."""
     return {
         "op": "hello",
         "seq": 0,
         "rop": 1,
         "optimizer": optimizer,
-        "suite": suite.version(),
+        "suite": suite.version() + ("" if seed is None else f"-{seed}"),
     }
 
 
@@ -217,11 +234,17 @@ def _asked(case: Case, source: dict[str, Any]) -> Iterator[tuple[list[int], list
         yield members, [first, *steps]
 
 
-def generate(optimizer: str, pattern: str, takes: set[str]) -> Iterator[Message]:
-    """All questions to a program that takes this, in the order of a file."""
-    yield hello(optimizer)
+def generate(
+    optimizer: str, pattern: str, takes: set[str], seed: int | None = None
+) -> Iterator[Message]:
+    """All questions to a program that takes this, in the order of a file.
+
+    `seed`: of the cases that are drawn beside the vectors; None: none is.
+    """
+    yield hello(optimizer, seed)
     last = 0
-    for recording, parts in questions(vectors(optimizer), settable="set_state" in takes):
+    found = [*vectors(optimizer), *drawn_for_file(optimizer, seed)]
+    for recording, parts in questions(found, settable="set_state" in takes):
         last = parts[-1].questions[-1]["seq"]
         if fnmatchcase(recording.case.id, pattern) and needs(recording.case) <= takes:
             for part in parts:
@@ -273,7 +296,8 @@ def items(
     except CaseError as error:
         raise Failure(BROKEN, str(error)) from None
     run = run._replace(before=_set(recording.case, parts))
-    return (Item(known, program.name, profile or "documented", run, together=True),)
+    item = Item(known, program.name, profile or "documented", run, together=True)
+    return (item._replace(axes=drawn.parsed(recording.case.id) is None),)
 
 
 def _set(case: Case, parts: list[Part]) -> dict[int, dict[str, list[Any]]]:
@@ -408,7 +432,7 @@ class Program(Process):
 
     def __init__(self, command: list[str], optimizer: str, seconds: float) -> None:
         super().__init__(command)
-        self._seconds = seconds
+        self._seconds, self._optimizer = seconds, optimizer
         try:
             question = hello(optimizer)
             answer = _accepted(self.ask(question, HELLO_SECONDS), question)
@@ -430,6 +454,10 @@ class Program(Process):
         if parts is None:
             ((_, parts),) = questions([recording], settable=self._settable)
         return items(self.spoken, recording, parts, self._asked, profile)
+
+    def drawn(self, seed: int) -> list[Recording]:
+        """Cases drawn for what it takes."""
+        return drawn_for(self._optimizer, seed, self.spoken.takes)
 
     def _asked(self, question: Message) -> Message:
         return self.ask(question, self._seconds)
@@ -459,20 +487,23 @@ class Answers:
             wanted = f"an answer to hello (seq 0, optimizer one of {', '.join(RULES)})"
             msg = f"{wanted} is required, got {first!r:.200}"
             raise CaseError("; ".join([msg, *self._outside[:1]]))
-        if first.get("suite") != suite.version():
+        version, _, seed = str(first.get("suite")).partition("-")
+        if version != suite.version() or (seed and not SEED(seed)):
             wanted = (
                 f"hello must repeat the suite of the questions, {suite.version()} of this refopt"
             )
             msg = f"{wanted}; got {first.get('suite')!r:.80}"
             raise CaseError(msg)
+        self.seed = int(seed) if seed else None
         try:
             self._spoken = spoken(first, optimizer)
         except Failure as failure:
             raise CaseError(failure.detail) from None
-        self._asked = [*questions(vectors(optimizer), settable="set_state" in self._spoken.takes)]
+        found = [*vectors(optimizer), *drawn_for_file(optimizer, self.seed)]
+        self._asked = [*questions(found, settable="set_state" in self._spoken.takes)]
         self._bye = self._asked[-1][1][-1].questions[-1]["seq"] + 1
         if not any(q["seq"] in self._found for q in self._questions("set_state")):
-            self._asked = [*questions(vectors(optimizer))]  # it takes more than was asked
+            self._asked = [*questions(found)]  # it takes more than was asked
 
     def _questions(self, op: str) -> Iterator[Message]:
         parts = (part for _, parts in self._asked for part in parts)

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import numpy as np
 
 from refopt.errors import CaseError
-from refopt.oracle import golden, refused
+from refopt.oracle import drawn, golden, refused
 from refopt.oracle.compare import Comparison, decisive, explained
 from refopt.oracle.golden import Case, Recording, Run
 from refopt.oracle.layered import judging
@@ -31,7 +31,7 @@ from refopt.oracle.own import numpy_run
 from refopt.oracle.replay import Replay
 from refopt.oracle.search import Changes, equal
 from refopt.oracle.spec import RULES
-from refopt.oracle.verdict import CONFORMS, VIOLATION, Judge, Verdict
+from refopt.oracle.verdict import CONFORMS, INCONCLUSIVE, VIOLATION, Judge, Verdict
 from refopt.typing import Profile
 
 T = TypeVar("T")
@@ -80,6 +80,7 @@ GROUPS = {
         *("flush", "error"),
     },
     "basics": {"defaults", "control", "plain"},
+    "drawn": {"drawn"},
 }
 """Topics of cases by the tags of the recordings; the first tag of a case decides."""
 
@@ -99,6 +100,8 @@ class Item(NamedTuple):
     status: str = ""  # REJECTED, SKIPPED or one of FAILURES
     detail: str = ""  # why, in the implementation's words
     stale: str = ""  # an expectation that does not hold any more
+    wrong: str = ""  # a fault that no value shows, in the implementation's words
+    owed: bool = False  # a vector that must be answered was not
 
 
 class Task(NamedTuple):
@@ -274,6 +277,8 @@ def _judged(case: Case, item: Item) -> Result:
         except Exception:  # whatever it was, it is no verdict, and the other cases go on
             item = result.item._replace(detail=traceback.format_exc())
             result = result._replace(item=item, status=BROKEN)
+    if item.wrong and result.status in (CONFORMS, INCONCLUSIVE):
+        result = result._replace(status=VIOLATION)
     return result._replace(seconds=time.perf_counter() - started)
 
 
@@ -285,7 +290,7 @@ def _verdict(case: Case, item: Item, result: Result) -> Result:
         return result._replace(item=refused, status=REJECTED)
     # XLA has no subnormal numbers on a CPU; steps of layers are never compiled
     more = {"flush": True} if item.execution == "jax" and not case.layers else {}
-    judge = judging(rule(case))(rule(case), case, run, profile, **more)
+    judge = judging(rule(case))(rule(case), *drawn.distinct(case, run), profile, **more)
     vector = "kills" in case.source and item.run is not None
     known = _Any() if not item.axes else _excluded.setdefault((item.name, profile.name), set())
     verdict = judge.verdict(skip=set() if vector or item.every else known)
@@ -339,7 +344,7 @@ def _explained(judge: Judge, item: Item) -> list[Changes]:
     for explanation in before:
         if found := holding(explanation):
             return found
-    if before.count([]) == SEARCHES:
+    if before.count([]) == SEARCHES or drawn.parsed(judge.case.id):
         return []
     found = judge.named() or arrays.named()
     if not found and [] not in before:

@@ -111,7 +111,7 @@ class Judge:
         self.rule, self.case, self.run, self.profile = rule, case, run, profile
         self.k = k
         self.flush = "flush" in case.tags if flush is None else flush
-        self._bounded: set[tuple[Any, ...]] | None = None  # what has bounds, and so may decide
+        self._deciding: set[tuple[Any, ...]] | None = None  # what has bounds, or lies outside
         self._starts: dict[int, Memory] = {}  # step -> what the recorded state before it gives
         self._ticked: dict[int, dict[int, Any]] = {}  # step -> coefficients by group
         with precision():
@@ -153,16 +153,17 @@ class Judge:
 
     def _measured(self) -> Measured:
         checks = unbounded = 0
-        self._bounded = bounded = set()
+        self._deciding = deciding = set()
         first: Finding | None = None
         worst_ulp = worst_share = 0.0
         for check in _order(self.rule, self._checks()):
             checks += 1
             unbounded += not check.interval.bounded
-            if check.interval.bounded:
-                bounded.add(check[:4])
-            if not check.interval.holds(check.observed):
-                first = first or _finding(check)
+            outside = not check.interval.holds(check.observed)
+            if outside or check.interval.bounded:
+                deciding.add(check[:4])
+            if outside:
+                first = first or self._placed(check)
             elif check.mode == FORCED and check.interval.bounded:
                 distance, share = _distance(check, self.case, self.run)
                 worst_ulp, worst_share = max(worst_ulp, distance), max(worst_share, share)
@@ -209,16 +210,24 @@ class Judge:
     def finding(self, beside: Beside) -> Finding:
         """An observation that does not hold, as a verdict has it."""
         t, q, i, j = beside.key
-        return _finding(Check(t, q, i, j, beside.observed, beside.range, beside.mode))
+        return self._placed(Check(t, q, i, j, beside.observed, beside.range, beside.mode))
+
+    def _placed(self, check: Check) -> Finding:
+        """A check as a verdict has it; of a case of different elements under its own place."""
+        found = _finding(check)
+        places = self.case.source.get("elements")
+        if places is None or check.quantity not in (*self._kept, "param"):
+            return found
+        return found._replace(element=places[check.parameter][check.element])
 
     def _passes(self, check: Check) -> bool:
-        """Whether an observation is inside, or without bounds under the profile itself."""
+        """Whether an observation is inside; or holds under the profile itself, without bounds."""
         if check.interval.holds(check.observed):
             return True
-        if self._bounded is None:
+        if self._deciding is None:
             self._measured()
-        assert self._bounded is not None
-        return check[:4] not in self._bounded
+        assert self._deciding is not None
+        return check[:4] not in self._deciding
 
     def of_arrays(self) -> Judge:
         """The same without the counters that the run shows."""
@@ -232,7 +241,7 @@ class Judge:
     def holds(self, changed: dict[str, Any]) -> bool:
         """Whether the run lies inside the envelope of the profile with these choices changed.
 
-        An observation without bounds under the profile itself decides nothing here either.
+        An observation that holds under the profile itself, without bounds, decides nothing.
         """
         with precision():
             try:
