@@ -1,6 +1,7 @@
 """The vectors as a whole: their coverage, their limits, their writer, and ids that are retired."""
 
 import json
+import shutil
 
 import jsonschema
 import pytest
@@ -223,3 +224,19 @@ def test_clauses_follow_from_what_a_vector_excludes_needs_and_has():
     assert "NAD-12.2" in clauses["nadam.none-first-step.f32"]  # what it has
     assert "RMS-9.5" in clauses["rmsprop.schedule-cosine.f64"]
     assert "THO-5.7" in clauses["thor.dense.f32"]
+
+
+def test_a_file_that_is_not_valid_by_the_schema_is_a_fault(monkeypatch, tmp_path):
+    stored = golden.root()
+    for folder in ("schema", "vectors"):
+        shutil.copytree(stored / folder, tmp_path / folder)
+    monkeypatch.setattr(golden, "root", lambda: tmp_path)
+    assert list(coverage.invalid()) == []
+    path = tmp_path / "vectors" / "sgd" / "documented.json"
+    document = json.loads(path.read_text())
+    document["cases"][1]["class"] = "should"
+    path.write_text(json.dumps(document))
+    (fault,) = {fault.partition(",")[0] for fault in coverage.invalid()}
+    assert fault == "sgd/documented.json"
+    monkeypatch.setattr(coverage, "find_spec", lambda name: None)  # without jsonschema
+    assert list(coverage.invalid()) == []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from functools import cache
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from refopt.oracle import golden, spec
@@ -96,8 +97,23 @@ def missing(optimizer: str) -> Iterator[str]:
             yield f"{a.axis}={a.name}: no vector of {a.dtype} excludes it, and no reason is stated"
 
 
+def invalid() -> Iterator[str]:
+    """What of the files of vectors is not valid by their schema, where jsonschema is installed."""
+    if find_spec("jsonschema") is None:
+        return
+    import jsonschema
+
+    schema = (golden.root() / "schema" / "vectors.schema.json").read_text(encoding="utf-8")
+    validator = jsonschema.Draft202012Validator(json.loads(schema))
+    for optimizer in optimizers():
+        for path in sorted((golden.root() / "vectors" / optimizer).glob("*.json")):
+            for error in validator.iter_errors(json.loads(path.read_text(encoding="utf-8"))):
+                yield f"{optimizer}/{path.name}, {error.json_path}: {error.message:.200}"
+
+
 def faults() -> Iterator[str]:
     """What the vectors as a whole must not be."""
+    yield from invalid()
     every = [v for optimizer in optimizers() for v in sources(optimizer)]
     paths = [p for o in optimizers() for p in (golden.root() / "vectors" / o).glob("*")]
     size = sum(path.stat().st_size for path in paths)
