@@ -438,7 +438,7 @@ def keras2() -> list[Case]:
             finalize=1,
             **{"ema_momentum": 0.6, "ema_overwrite_frequency": 2, "momentum": 0.9} | of,
         ),
-        *sparse(),
+        *sparse(of["family"]),
     ]
     return [case if _traced_once(case) else case | {"profiles": ["keras-2.15"]} for case in found]
 
@@ -455,7 +455,7 @@ def keras3() -> list[Case]:
 
 def keras3_tensorflow() -> list[Case]:
     """Keras 3 on TensorFlow."""
-    return keras_dense("keras-3-tensorflow", "subnormal flush")
+    return [*keras_dense("keras-3-tensorflow", "subnormal flush"), *sparse("keras-3-tensorflow")]
 
 
 def keras3_torch() -> list[Case]:
@@ -573,7 +573,7 @@ def keras(family: str) -> list[Case]:
     ]
 
 
-def sparse() -> list[Case]:
+def sparse(family: str) -> list[Case]:
     """Gradients by rows of a (4, 2) variable, with repeated, single and no rows."""
     rows = [[2, 0, 2], [1], [0, 0, 3], []]
 
@@ -583,7 +583,7 @@ def sparse() -> list[Case]:
             for t, index in enumerate(rows)
         ]
         shapes = [[4, 2], [2]]
-        return on(slug, comment, tags, shapes=shapes, grads=grads, family="keras-2.15", **rest)
+        return on(slug, comment, tags, shapes=shapes, grads=grads, family=family, **rest)
 
     return [
         *made(

@@ -34,23 +34,7 @@ ASKED = {
     ),
 }
 RECORDED = {
-    "keras-3-sparse": (
-        "keras3_sparse.py",
-        "keras-3_15-tensorflow",
-        "rmsprop/keras-2.15.json",
-        "rmsprop.keras-2.15.sparse.",
-        ["keras-3"],
-        "The cases of Keras 2.15, run by Keras 3 on TensorFlow: rows repeat.",
-    ),
     # name: (adapter and arguments, environment, recording, cases, runs, what is done otherwise)
-    "keras-3-tensorflow": (
-        "keras3_nadam.py tensorflow",
-        "keras-3_15-tensorflow",
-        "nadam/keras-3.json",
-        "nadam.keras-3.defaults.f64",
-        ["keras-3"],
-        "The case of Keras 3 on JAX, run on TensorFlow.",
-    ),
     "torch-load": (
         "torch_reload.py",
         "torch-2_13",

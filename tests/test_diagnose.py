@@ -283,9 +283,9 @@ def test_a_diagnosis_is_json_too(mine: Path) -> None:
 
 
 def test_an_implementation_that_breaks_is_told_from_a_wrong_one(mine: Path) -> None:
-    result = refopt("diagnose", "py:mine:breaks", "--optimizer", "nadam", "--select", "*psi-0.f*")
+    result = refopt("diagnose", "py:mine:breaks", "--optimizer", "nadam", "--select", "*beta1-zero*")
     assert result.exit_code == BROKE
-    assert "Crashed: nadam.vector.psi-0" in " ".join(result.stdout.split())
+    assert "Crashed: nadam.vector.beta1-zero" in " ".join(result.stdout.split())
     result = refopt("diagnose", "py:mine:inside", "--optimizer", "nadam", "--select", "no-such")
     assert result.exit_code == NOTHING
     assert refopt("diagnose", "no-such").exit_code == USAGE

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 from refopt.oracle import golden, spec
 from refopt.oracle.golden import Case, Run, Sparse
 from refopt.oracle.layered import judging
-from refopt.oracle.search import Changes, Search, equal, sharpest
+from refopt.oracle.search import Changes, Search, equal, narrower, sharpest
 from refopt.oracle.verdict import CONFORMS, INCONCLUSIVE, VIOLATION, Finding, Judge
 from refopt.typing import Profile
 
@@ -156,6 +156,7 @@ class Likely(NamedTuple):
     """The profiles that leave the fewest runs of an implementation outside."""
 
     rules: tuple[tuple[str, ...], ...]  # names of profiles; those of one rule together
+    wider: tuple[tuple[str, ...], ...]  # that hold as much, mostly in wider ranges
     outside: tuple[str, ...]  # ids of the cases that the first of them leaves outside
     runs: int
 
@@ -163,6 +164,9 @@ class Likely(NamedTuple):
     def text(self) -> str:
         """In words."""
         rules = " or ".join(" = ".join(f"`{name}`" for name in names) for names in self.rules)
+        rules += ", and less closely " * bool(self.wider) + " or ".join(
+            f"`{names[0]}`" for names in self.wider
+        )
         return rules + (f", but for {len(self.outside)} of {self.runs}" if self.outside else "")
 
 
@@ -186,10 +190,14 @@ def likely(optimizer: str, observed: Iterable[Observed]) -> Likely:
             best = best if len(outside) == fewest else {}
             fewest = len(outside)
             best[tuple(names)] = outside
+    wider: list[tuple[str, ...]] = []
     if len(best) > 1:
         inside = {names: _judged(rule, names[0], given, outside) for names, outside in best.items()}
         best = {names: best[names] for names in sharpest(inside)}
-    return Likely(tuple(best), tuple(next(iter(best.values()), ())), len(given))
+        beaten = [x for x in best if any(narrower(inside[y], inside[x]) > 0 for y in best)]
+        wider = beaten if len(beaten) < len(best) else []
+        best = {names: best[names] for names in best if names not in wider}
+    return Likely(tuple(best), tuple(wider), tuple(next(iter(best.values()), ())), len(given))
 
 
 def _judged(rule: Any, name: str, given: list[Observed], outside: list[str]) -> Search:

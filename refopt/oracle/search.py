@@ -248,6 +248,13 @@ def sharpest(searches: Mapping[T, Search]) -> list[T]:
     return [k for k in ranges if not any(_contains(ranges[k], ranges[x]) for x in ranges if x != k)]
 
 
+def narrower(one: Search, other: Search) -> int:
+    """In how many places the first, as it is, lies within the second; less the reverse."""
+    mine, its = one.ranges(()), other.ranges(())
+    pairs = [(mine[key], its[key]) for key in mine.keys() & its.keys()]
+    return sum(y.contains(x) - x.contains(y) for x, y in pairs if x is not None and y is not None)
+
+
 def _contains(mine: dict[tuple[Any, ...], Any], its: dict[tuple[Any, ...], Any]) -> bool:
     """Whether every range holds the other's, and some range holds more."""
     pairs = [(x, its.get(key)) for key, x in mine.items()]

@@ -37,7 +37,7 @@ INPUTS: dict[str, dict[str, tuple[str, ...]]] = {
     "nadam": {
         "torch": (
             *("sharp-l2-psi-1", "sharp-l2-psi-0.3", "sharp-decoupled", "product-float32"),
-            *("tiny-gradients.f32", "defaults", "decoupled-0.1", "psi-0", "beta1-zero"),
+            *("tiny-gradients.f32", "defaults", "decoupled-0.1", "beta1-zero"),
             *("maximize-l2", "maximize-decoupled", "none-alternating", "none-pause"),
             *("none-first-step", "groups-everything", "lr-changed", "betas-changed"),
             *("complex-l2-maximize.c64", "half-l2.bf16"),

@@ -1017,7 +1017,7 @@ PROFILES: dict[str, Profile] = {
         ),
         Profile(
             "keras-3-tensorflow",
-            _keras._replace(storage=stored_casts, average_start=from_first_step),
+            _keras._replace(storage=stored_casts, sparse=unmerged, average_start=from_first_step),
             Hyper(),
             "each",
             "Keras 3.15 on TensorFlow 2.21, optimizers.RMSprop",
