@@ -1,5 +1,7 @@
 """The fused run gives the bits of the plain one, in place, as a whole or not at all."""
 
+import collections
+import copy
 import itertools
 import os
 import platform
@@ -8,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tracemalloc
+import warnings
 import weakref
 
 import numpy as np
@@ -333,6 +336,25 @@ def test_a_gradient_that_shares_memory_with_what_is_written_steps_as_the_page_sa
     assert same(*found)
 
 
+@pytest.mark.parametrize("engine", ["tape", "compiled"])
+def test_a_gradient_that_came_to_share_memory_in_place_steps_as_the_page_says(request, engine):
+    request.getfixturevalue(engine)
+    found = []
+    for foreach in (None, False):
+        whole = np.arange(24.0)
+        param = refopt.Parameter(whole[12:15])
+        optimizer = refopt.NAdam([param], foreach=foreach, lr=0.5)
+        param.grad = whole[0:6:2]
+        optimizer.step()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            param.grad.strides = (56,)  # its last element is one of the parameter
+        optimizer.step()
+        assert optimizer._last is None
+        found.append(whole)
+    assert same(*found)
+
+
 def test_a_changed_option_state_or_array_is_seen_by_the_next_step(tape):
     found = []
     for foreach in (None, False):
@@ -458,14 +480,133 @@ def test_flat_storage_runs_all_tensors_as_one_line_and_hands_out_views_that_stay
     assert group.lines == [[0, 1], [2], [3, 4]]
 
 
-def test_without_being_asked_to_an_optimizer_leaves_arrays_where_they_are(tape):
-    params, optimizer = many(None)
-    held = [p.data for p in params]
+@pytest.mark.parametrize("held", ["nothing", "an array", "a view", "weakly"])
+def test_small_arrays_that_nobody_else_holds_move_into_one_buffer(tape, held):
+    params = [refopt.Parameter(np.full(s, 0.5, "f4")) for s in SHAPES * 2]
+    optimizer = refopt.NAdam(params)
+    kept = {
+        "nothing": lambda: None,
+        "an array": lambda: params[3].data,
+        "a view": lambda: params[3].data[1:],
+        "weakly": lambda: weakref.ref(params[3].data),
+    }[held]()
     give(params, 0)
     grads = [p.grad for p in params]
     optimizer.step()
-    assert all(p.data is x for p, x in zip(params, held, strict=True))
     assert all(p.grad is x for p, x in zip(params, grads, strict=True))
+    bases = {id(p.data.base) for p in params if p.data.base is not None}
+    assert len(bases) == (held == "nothing")
+    (group,) = optimizer._last.step._groups
+    assert len(group.lines) == (1 if held == "nothing" else len(params))
+    del kept
+
+
+def test_compiled_loops_leave_arrays_where_they_are(compiled):
+    params = [refopt.Parameter(np.full(s, 0.5, "f4")) for s in SHAPES * 2]
+    give(params, 0)
+    refopt.NAdam(params).step()
+    assert all(p.data.base is None for p in params)
+
+
+def test_a_copy_of_a_parameter_has_its_gradient_to_itself(tape):
+    params, optimizer = many(True)
+    give(params, 0)
+    optimizer.step()
+    before = params[0].grad.copy()
+    copy.copy(params[0]).grad = np.full(3, 7.0, "f4")
+    assert same(params[0].grad, before)
+
+
+@pytest.mark.parametrize("engine", ["tape", "compiled"])
+def test_a_gradient_that_was_laid_out_anew_in_place_is_seen(request, engine):
+    request.getfixturevalue(engine)
+    found = []
+    for foreach in (None, False):
+        param = refopt.Parameter(np.arange(6.0).reshape(2, 3))
+        optimizer = refopt.NAdam([param], foreach=foreach, lr=0.5)
+        param.grad = np.arange(12.0)[::2].reshape(2, 3)
+        for strides in ((48, 16), (24, 8), (8, 16), (0, 8)):
+            param.grad = np.lib.stride_tricks.as_strided(param.grad, strides=(48, 16))
+            optimizer.step()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)
+                param.grad.strides = strides
+            optimizer.step()
+        found.append(param.data)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            param.grad = np.ones((2, 3))
+            optimizer.step()
+            param.grad.shape = (3, 2)
+        with pytest.raises(ValueError, match=r"gradient: shape \(2, 3\) is required"):
+            optimizer.step()
+    assert same(*found)
+
+
+@pytest.mark.parametrize("engine", ["tape", "compiled"])
+def test_a_schedule_of_the_learning_rate_prepares_nothing_anew(request, engine):
+    request.getfixturevalue(engine)
+    found = []
+    for foreach in (None, False):
+        params, optimizer = many(foreach)
+        give(params, 0)
+        optimizer.step()
+        last = optimizer._last
+        for t in range(1, 5):
+            optimizer.param_groups[0]["lr"] *= 0.5
+            give(params, t)
+            optimizer.step()
+            assert optimizer._last is last
+        found.append([x for p in params for x in (p.data, *optimizer.state[p].values())])
+    assert all(same(x, y) for x, y in zip(*found, strict=True))
+
+
+def test_the_traced_scalars_are_those_of_the_rule():
+    ran = 0
+    for profile in nadam.PROFILES.values():
+        choices = profile.choices
+        if choices.factor is not nadam.same_factor:
+            continue
+        for dtype in ("float32", "float64"):
+            num = arrays.Floats(dtype)
+            hyper = nadam.settle(profile.hyper, choices, num=num)
+            program = fused.program(nadam, profile, hyper, dtype, ("m", "v"))
+            traced = fused.clockwork(nadam, choices, program, num)
+            clock = nadam.Clock(0.0, 1.0)
+            for _ in range(20):
+                scalars, after = nadam.tick(clock, profile.hyper, choices, num=num)
+                row, then = traced(clock, hyper)
+                assert same(row, fused.numbers(program)(scalars, hyper)), profile.name
+                clock = nadam.Clock(*map(float, after))
+                assert same(np.array([*map(float, then)]), np.array(clock)), profile.name
+                ran += 1
+    assert ran >= 400
+
+
+def test_between_the_writes_of_a_compiled_step_there_is_no_line_of_python(compiled, monkeypatch):
+    params, optimizer = many(None)
+    variables, rms = [refopt.Variable(np.ones(s, "f4")) for s in SHAPES], refopt.RMSprop(0.1)
+    calls = []
+
+    def watched(*args):
+        sys.setprofile(lambda frame, event, _: event == "call" and calls.append(frame))
+        try:
+            return collections.deque(*args)
+        finally:
+            sys.setprofile(None)
+
+    monkeypatch.setattr(fused, "deque", watched)
+    for t in range(3):
+        give(params, t)
+        give(variables, t)
+        if t == 2:  # counters of their own
+            optimizer.state[params[0]]["step"] += 1
+        optimizer.step()
+        rms.apply_gradients([(v.grad, v) for v in variables])
+        assert optimizer._last.step.compiled
+    assert [
+        frame.f_code.co_qualname for frame in calls if frame.f_code is not watched.__code__
+    ] == []
 
 
 def test_gradients_are_not_kept_alive_by_the_optimizer(tape):
@@ -479,9 +620,16 @@ def test_gradients_are_not_kept_alive_by_the_optimizer(tape):
     assert gone() is None
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("engine", ["tape", "compiled"])
-def test_an_interrupt_waits_until_the_step_is_whole(monkeypatch, request, engine):
+def test_an_interrupt_waits_until_the_step_is_whole(monkeypatch, request, engine, number):
     request.getfixturevalue(engine)
+
+    def handler(number, frame):
+        raise KeyboardInterrupt
+
+    old = signal.signal(number, handler)
+    request.addfinalizer(lambda: signal.signal(number, old))
     start, grad = np.ones(5), np.full(5, 0.5)
     after = refopt.Parameter(start.copy())
     after.grad = grad
@@ -495,13 +643,14 @@ def test_an_interrupt_waits_until_the_step_is_whole(monkeypatch, request, engine
     calls = fused._Group.calls
 
     def interrupted(self, *args):
-        yield lambda: signal.raise_signal(signal.SIGINT)
+        yield lambda: signal.raise_signal(number)
         yield from calls(self, *args)
 
     monkeypatch.setattr(fused._Group, "calls", interrupted)
     optimizer._last.step.compiled = False
     with pytest.raises(KeyboardInterrupt):
         optimizer.step()
+    assert signal.getsignal(number) is handler
     assert same(param.data, after.data)
     for key, value in other.state[after].items():
         assert same(optimizer.state[param][key], value)

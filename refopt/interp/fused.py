@@ -742,6 +742,9 @@ class _Group:
         if len(self.apart) < len(self.members):
             self.parallel = self.total >= PARALLEL and threads() > 1
             self.kernel = _kernel(self.program, self.parallel)
+            # numba learns the types of arguments in Python, once
+            nothing = np.empty((1, len(self.program.scalars)), self.program.dtype)
+            self.kernel(self.table[:0], nothing)
         if self.apart:
             tape(self.program)
 
@@ -840,14 +843,14 @@ def _one_buffer(x: Any, y: Any) -> bool:
     )
 
 
-SMALL = 32768
-"""Elements of an array, on average, below which one buffer is faster on the tape."""
+MANY, SMALL = 8, 8192
+"""Of so many arrays, and below so many elements on average, one buffer is faster on the tape."""
 
 
 def pays(arrays: Sequence[Any]) -> bool:
     """Whether arrays are faster in one buffer."""
     small = sum(x.size for x in arrays) < SMALL * len(arrays)
-    return small and len(arrays) > 1 and engine() == "tape"
+    return small and len(arrays) >= MANY and engine() == "tape"
 
 
 def parts(room: Any, like: Sequence[Any]) -> list[Any]:

@@ -96,10 +96,12 @@ class NAdam(Optimizer):
     decoupled_weight_decay : bool
         Shrink the parameter instead of adding λθ to the gradient: NAdamW (default: False).
     foreach : bool, optional
-        None takes arrays of NumPy and CuPy in place, as one pass; False takes one operation after
-        the other. True moves parameters of NumPy into one buffer, and what is assigned to `grad`
-        into another: `data` and `grad` become views, which stay; arrays given before are left.
-        Under "torch-2.13" also the formula of torch's foreach path; else the result is the same
+        None takes arrays of NumPy and CuPy in place, as one pass; where numba is absent, eight or
+        more parameters of fewer than 8192 elements on average move into one buffer, unless
+        something else refers to their arrays. False takes one operation after the other. True
+        moves parameters of NumPy into one buffer, and what is assigned to `grad` into another:
+        `data` and `grad` become views, which stay; arrays given before are left. Under
+        "torch-2.13" also the formula of torch's foreach path; else the result is the same
         (default: None).
     maximize : bool
         Ascend instead of descend (default: False).
@@ -119,6 +121,7 @@ class NAdam(Optimizer):
     state : defaultdict
         For a parameter that has stepped: `step` and `mu_product`, arrays of shape () on the host
         (float64; float32 under torch profiles and where capturable), and `exp_avg`, `exp_avg_sq`.
+        A step in place writes all of them in place.
     jit_compile : bool
         Run steps under the compiler of the parameters' library, `jax.jit` or `torch.compile`; on a
         CPU they have the bits of NumPy then, but for subnormal numbers of JAX, which are 0.

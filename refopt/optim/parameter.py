@@ -150,6 +150,10 @@ class Parameter(Operators):
         self._data = write(self._data, value)
         return self
 
+    def __getstate__(self) -> dict[str, Any]:
+        # a copy has its gradient to itself
+        return {key: value for key, value in vars(self).items() if key != "_room"}
+
     def __repr__(self) -> str:
         name = "" if self.name is None else f", name={self.name!r}"
         return f"{type(self).__name__}({self._data!r}{name})"
