@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import difflib
 import re
 import secrets
@@ -183,6 +184,9 @@ def check(
                 f"one of {known}" if own else "plain where an implementation or profile is named"
             )
             msg = f"--execution must be {wanted}; got {execution!r}"
+            raise typer.BadParameter(msg)
+        if execution in ("jax", "torch") and importlib.util.find_spec(execution) is None:
+            msg = f"--execution {execution} needs refopt[{execution}]"
             raise typer.BadParameter(msg)
         of, command = command_of(implementation, optimizer, python)
         seed = seeded(seed, drawn=drawn and bool(command))
