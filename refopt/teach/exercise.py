@@ -13,7 +13,7 @@ import sys
 import textwrap
 import threading
 import traceback
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from refopt.oracle.golden import Case, Run, Tensor
 from refopt.oracle.layered import judging
 from refopt.oracle.spec import RULES
 from refopt.oracle.verdict import Finding
+from refopt.teach.explain import symbols
 from refopt.teach.runs import known
 
 STEPS, SHAPE, ROWS = 5, (3,), 6
@@ -181,7 +182,6 @@ class Report(NamedTuple):
     step: int = 0
     quantity: str = ""
     clause: str = ""
-    alternative: str = ""  # what it does instead, where that has a name
 
     @property
     def conforms(self) -> bool:
@@ -192,8 +192,11 @@ class Report(NamedTuple):
 def loaded(path: Path) -> tuple[str, Callable[..., Any]]:
     """(optimizer, step) of a file. Raises CaseError where it has none."""
     found = importlib.util.spec_from_file_location("exercise", path)
-    if found is None or found.loader is None or not path.is_file():
-        msg = f"FILE must be a Python file, got {path}"
+    if not path.is_file():
+        msg = f"FILE must be a file that exists, got {path}"
+        raise CaseError(msg)
+    if found is None or found.loader is None:
+        msg = f"FILE must be a Python file, by its name too, got {path}"
         raise CaseError(msg)
     module = importlib.util.module_from_spec(found)
     try:
@@ -250,7 +253,7 @@ def _where(error: BaseException, path: Path) -> str:
 
 def _place(stack: traceback.StackSummary, path: Path) -> str:
     """The last line of the file on a stack."""
-    lines = [x.lineno for x in stack if x.filename == str(path)]
+    lines = [x.lineno for x in stack if x.filename == str(path.absolute())]
     return f" (line {lines[-1]})" if lines else ""
 
 
@@ -318,6 +321,10 @@ def run_of(x: Exercise, case: Case, step: Callable[..., Any], path: Path) -> Run
             raise Wrong(t, f"step {_where(error, path)}") from error
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
             raise Wrong(t, f"step must return (param, state), state a dict; got {result!r:.80}")
+        if lacking := [q for q in x.state if q not in result[1]]:
+            given_back = ", ".join(map(str, result[1])) or "nothing"
+            why = f"state must have {', '.join(x.state)}; got {given_back}, without {lacking[0]}"
+            raise Wrong(t, why)
         pairs = zip(kept, (param, grad), strict=True)
         if not all(np.array_equal(a, b, equal_nan=True) for a, b in pairs):
             raise Wrong(t, "step must not write to its arguments")
@@ -329,8 +336,7 @@ def run_of(x: Exercise, case: Case, step: Callable[..., Any], path: Path) -> Run
             raise Wrong(t, f"step must return a param of float64 and shape {x.shape}, got {got}")
         steps[t] = {"param": [param.ravel().tolist()]}
         for q in x.state:
-            if q in state:
-                _show(t, q, state[q], x, steps, factors)
+            _show(t, q, state[q], x, steps, factors)
     dtypes = {q: [DTYPE] for q in (*x.state, "param")}
     return Run("exercise", steps, dtypes, factors=factors)
 
@@ -399,33 +405,35 @@ def _told(x: Exercise, case: Case, run: Run, first: Finding, checks: int) -> Rep
 
     data, rule = spec.load(x.optimizer), mistaken(x.optimizer)
     judge = judging(rule)(rule, case, run, rule.PROFILES["documented"])
-    # one mistake at a time; a count that is wrong needs no explanation
-    found = Search([judge], 1).found() if first.quantity != "t" else []
-    changes = [c for changes in found for c in changes if _possible(x, *c)]
+    # a count that is wrong needs no explanation
+    found = Search([judge], 2).found() if first.quantity != "t" else []
+    possible = [changes for changes in found if all(_possible(x, *c) for c in changes)]
     # a formula says more than a number that is taken for another
-    axis, alternative = min(changes, key=lambda c: c[0] == "given", default=("", ""))
-    shown = {*run.steps[first.step], *(run.factors or {}).get(first.step, {})}
-    clause = clause_of(x.optimizer, axis, alternative, first.quantity, shown)
+    chosen = min(possible, key=lambda c: sum(axis == "given" for axis, _ in c), default=())
+    changes = sorted(chosen, key=lambda c: [*rule.AXES].index(c[0]))  # as data flow
+    clauses = [clause_of(x.optimizer, *c) for c in changes]
+    leading = {**x.state, "param": x.moves}[first.quantity].split()
     where = f"step {first.step}, {first.quantity}"
     got = f"element {first.element} is {first.observed!r}"
     ends = "" if np.isnan(first.low) else f"; rounding allows {first.low!r} to {first.high!r}"
-    texts = {c["id"]: c["text"] for c in data["clauses"]}
-    cited = [f"{id_}: {texts[id_]}" for id_ in clause.split()]
-    second = "\n".join(["One of these is broken:", *cited] if len(cited) > 1 else cited)
-    named = data["axes"].get(axis, {}).get("alternatives", {}).get(alternative)
-    if named:
-        second += f" Yours: {named['text']}."
-    elif alternative:
-        second += f" Yours takes {_mistake(alternative)}."
-    third = "\n".join(_equations(x, axis, alternative, first.quantity, shown))
+    texts = {c["id"]: f"{c['id']}: {c['text']}" for c in data["clauses"]}
+    second = [
+        f"{texts[clause]} {_yours(data, *c)}" for clause, c in zip(clauses, changes, strict=True)
+    ]
+    if not second:
+        several = ["One of these is broken, or more:"] if len(leading) > 1 else []
+        second = [*several, *(texts[id_] for id_ in leading)]
     return Report(
         x.optimizer,
         checks,
-        (f"{where}: {got}{ends}", second, third),
+        (
+            f"{where}: {got}{ends}",
+            "\n".join(second),
+            "\n".join(_equations(x, changes, first.quantity)),
+        ),
         first.step,
         first.quantity,
-        clause,
-        alternative,
+        " ".join(clauses or leading),
     )
 
 
@@ -435,58 +443,53 @@ def _possible(x: Exercise, axis: str, alternative: str) -> bool:
     return axis != "given" or not colon or field in x.hyper
 
 
-def _mistake(name: str) -> str:
-    """What a mistaken hyperparameter is, from its name in a diagnosis ("rho:1-rho")."""
-    field, _, instead = name.partition(":")
-    return f"{instead} for {field}" if instead else name
+def _yours(data: Mapping[str, Any], axis: str, alternative: str) -> str:
+    """What a step does instead; of a hyperparameter from its name in a diagnosis ("rho:1-rho")."""
+    named = data["axes"].get(axis, {}).get("alternatives", {}).get(alternative)
+    if named:
+        return f"Yours: {named['text']}."
+    field, _, instead = alternative.partition(":")
+    return f"Yours takes {instead} for {field}."
 
 
-def clause_of(
-    optimizer: str, axis: str, alternative: str, quantity: str, shown: Container[str]
-) -> str:
-    """The clause that says what is right; all that lead to the quantity, where it has no name."""
+def clause_of(optimizer: str, axis: str, alternative: str) -> str:
+    """The clause that says what is right in place of an alternative."""
     data = spec.load(optimizer)
-    field = alternative.partition(":")[0]
     if alternative in data["axes"].get(axis, {}).get("alternatives", {}):
         clause: str = data["axes"][axis]["clause"]
         return clause
-    if field in data["hyperparameters"]:
-        stated: str = data["hyperparameters"][field]["clause"]
-        return stated
-    x, leading = EXERCISES[optimizer], []
-    for name, clauses in {**x.state, "param": x.moves}.items():
-        leading.append(clauses)
-        if name == quantity:
-            break
-        if name in shown:
-            leading = []
-    return " ".join(leading)
+    stated: str = data["hyperparameters"][alternative.partition(":")[0]]["clause"]
+    return stated
 
 
-def _equations(
-    x: Exercise, axis: str, alternative: str, quantity: str, shown: Container[str]
-) -> list[str]:
-    """The documented equations of what differs: of its axis, else of the quantity."""
+def _equations(x: Exercise, changes: Sequence[tuple[str, str]], quantity: str) -> Iterator[str]:
+    """The documented equations of what differs, else of the quantity, and the symbols in them."""
+    if quantity == "t":
+        yield "t = 1 after the first step, 2 after the second"
+        return
     rule, data = RULES[x.optimizer], spec.load(x.optimizer)
     documented = rule.PROFILES["documented"]
     hyper = documented.hyper._replace(**x.hyper)
     choices = rule.configured(documented.choices, hyper, {})
     lines = spec.equations(x.optimizer, choices)
     wanted: set[str] = set()
-    if alternative in rule.AXES.get(axis, {}):
-        other = spec.equations(
-            x.optimizer, choices._replace(**{axis: rule.AXES[axis][alternative]})
-        )
-        wanted = {left for left, right in lines.items() if other.get(left) != right}
-    elif (field := alternative.partition(":")[0]) in data["hyperparameters"]:
-        symbol = data["hyperparameters"][field]["symbol"]
-        wanted = {left for left, right in lines.items() if symbol in right}
-    if quantity == "t":
-        return ["t = 1 after the first step, 2 after the second"]
-    if not wanted:
-        names = {left: name.rpartition(".")[2] for name, left in data["quantities"].items()}
-        wanted = _leading_to(lines, names, quantity, shown)
-    return [f"{unicode(left)} = {unicode(lines[left])}" for left in lines if left in wanted]
+    for axis, alternative in changes:
+        if alternative in rule.AXES.get(axis, {}):
+            named = {axis: rule.AXES[axis][alternative]}
+            other = spec.equations(x.optimizer, choices._replace(**named))
+            wanted |= {left for left, right in lines.items() if other.get(left) != right}
+        else:
+            symbol = data["hyperparameters"][alternative.partition(":")[0]]["symbol"]
+            wanted |= {left for left, right in lines.items() if symbol in right}
+    names = {left: name.rpartition(".")[2] for name, left in data["quantities"].items()}
+    wanted = wanted or _leading_to(lines, names, quantity, x.state)
+    shown = {left: right for left, right in lines.items() if left in wanted}
+    for left, right in shown.items():
+        yield f"{unicode(left)} = {unicode(right)}"
+    stated = {symbol for symbol, name in names.items() if name in x.state}
+    for symbol, meaning in symbols(x.optimizer, shown):
+        if symbol not in stated:
+            yield f"  {unicode(symbol)}: {meaning}"
 
 
 def _leading_to(
