@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import difflib
+import importlib.util
 import re
 import secrets
 import shlex
