@@ -1,12 +1,15 @@
 """A step under the compilers of JAX and torch has the bits of NumPy."""
 
+import importlib.util
 from functools import partial
 
 import numpy as np
 import pytest
 from test_fused import configured, same, some
+from typer.testing import CliRunner
 
 import refopt
+from refopt.cli.base import app
 from refopt.interp import arrays, fused, jit
 from refopt.rules import nadam
 
@@ -94,3 +97,18 @@ def test_the_suite_runs_compiled(library):
     found = [r for task in tasks for r in suite.work(task) if r.item.execution == library]
     assert found
     assert {r.status for r in found} == {"conforms"}
+
+
+@pytest.mark.parametrize("library", jit.LIBRARIES)
+def test_a_library_that_is_missing_is_named_by_its_extra(library, monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda x: None if x == library else found(x))
+    done = CliRunner().invoke(app, ["check", "--execution", library], env={"COLUMNS": "300"})
+    assert done.exit_code == 2
+    assert f"--execution {library} needs refopt[{library}]" in done.output
+
+
+def test_an_execution_is_one_of_those_that_there_are():
+    done = CliRunner().invoke(app, ["check", "--execution", "abacus"], env={"COLUMNS": "300"})
+    assert done.exit_code == 2
+    assert "--execution must be one of plain, fused, jax, torch; got 'abacus'" in done.output
