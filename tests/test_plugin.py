@@ -145,6 +145,9 @@ def test_tests_of_files_run_beside_vectors_and_k_selects_among_both(tmp_path: Pa
     assert code == pytest.ExitCode.OK, output
     sharp = [r for r in rop.vectors("nadam") if "sharp" in r.case.id and "f64" in r.case.id]
     assert sum(counts(output).values()) == 1 + len(sharp)
+    code, output = run(folder, "--collect-only", "-q", "-k", "refopt and sharp and f64")
+    every = len(rop.vectors("nadam")) + 2
+    assert f"{len(sharp)}/{every} tests collected" in output
 
 
 def test_a_part_that_loads_the_plugin_is_a_file_outside_the_package() -> None:

@@ -82,6 +82,7 @@ class Vector(pytest.Item):
     def __init__(self, *, asked: Asked, recording: Recording, **keywords: Any) -> None:
         super().__init__(**keywords)
         self._asked, self._recording = asked, recording
+        self.extra_keyword_matches.add("refopt")
 
     def runtest(self) -> None:
         """Judge it: a violation, a failure, an unrecorded rejection and a stale expectation fail.
@@ -122,11 +123,15 @@ class Vectors:
         self, session: pytest.Session, items: list[pytest.Item]
     ) -> None:
         """Add them before -k and -m select."""
+        vectors = []
         for asked in self.asked:
             for recording in asked.found:
                 name = f"{asked.name}[{recording.case.id}]"
                 keywords = {"asked": asked, "recording": recording, "nodeid": f"refopt::{name}"}
-                items.append(Vector.from_parent(session, name=name, **keywords))
+                vectors.append(Vector.from_parent(session, name=name, **keywords))
+        items += vectors
+        report = pytest.CollectReport("refopt", "passed", None, vectors)  # so that it counts them
+        session.config.hook.pytest_collectreport(report=report)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Count what the tests said, in whatever process they ran."""
