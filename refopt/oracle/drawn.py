@@ -251,7 +251,7 @@ def _hyper(drawn: Drawn, source: random.Random) -> tuple[dict[str, str], dict[st
     if optimizer == "nadam":
         hyper["weight_decay"] = "0.0"
     hyper |= {name: x for name, x in more.items() if name not in OPTIONS}
-    return hyper, {name: 1 for name in more if name in OPTIONS}
+    return hyper, {name: int(name in more) for name in MORE[optimizer] if name in OPTIONS}
 
 
 # -- a large array is judged by its different elements --------------------------------------------
