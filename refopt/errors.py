@@ -17,6 +17,10 @@ class AdapterError(RefoptError, RuntimeError):
     """An implementation's process broke: crash, time-out, or a line outside the protocol."""
 
 
+class Misused(RefoptError, ValueError):
+    """An implementation that is named is not there, or cannot be called."""
+
+
 class MissingExtra(RefoptError, ImportError):
     """A package that only some uses need is not installed; the message says how to get it."""
 

@@ -15,13 +15,14 @@ from typing import IO, Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from refopt.errors import CaseError, MissingExtra, RefoptError, Unknown
+from refopt.errors import CaseError, MissingExtra, Misused, RefoptError, Unknown
 
 EXIT_CODES = (
     "Exit codes: 0: no violation, failure or stale expectation, and at least one run conforms; "
     "1: a violation; 2: wrong usage, a malformed file, or aborted; 3: the implementation or the "
-    "harness broke; 4: an expectation is stale; 5: nothing ran, or nothing was decided; "
-    "130: interrupted; 141: whoever read the output left."
+    "harness broke; 4: an expectation is stale; 5: nothing ran, nothing was decided, or a must "
+    "vector that it takes everything for was not answered; 130: interrupted; 141: whoever read the "
+    "output left."
 )
 
 
@@ -75,7 +76,7 @@ def exits() -> Iterator[None]:
         raise typer.Exit(LEFT) from None
     except RefoptError as error:
         typer.echo(f"refopt: {error}", err=True)
-        asked = isinstance(error, Missing | MissingExtra | Unknown)
+        asked = isinstance(error, Missing | MissingExtra | Misused | Unknown)
         raise typer.Exit(USAGE if asked else BROKE) from None
     except (typer.Exit, typer.BadParameter):
         raise
@@ -175,7 +176,8 @@ Profile = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Judge against this profile instead of each run's own (documented: the page).",
+        help="Judge against this profile instead of each run's own; documented is the rule of the "
+        "optimizer's documentation.",
     ),
 ]
 

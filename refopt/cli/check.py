@@ -11,7 +11,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -124,8 +124,9 @@ def check(
             help="An installed framework (torch:NAdam, torch:RMSprop, keras:RMSprop, "
             "optax:rmsprop, …; any other name lists all); py:MODULE:FUNCTION, a Python function "
             "(param, grad, state, **hyper) -> (param, state) on NumPy arrays, whose state is None "
-            "at first; 'cmd:PROGRAM ARGUMENT…', a program in any language that speaks ROP/1; a "
-            "file of recordings, or a folder where every .json is one. Without it every recording "
+            "at first, looked for here and in PYTHONPATH; 'cmd:PROGRAM ARGUMENT…', a program in "
+            "any language that speaks ROP/1; a file of recordings, or a folder where every .json "
+            "is one. Without it every recording "
             "and vector of the suite is judged, and refopt itself on NumPy. What is named is run, "
             "with your rights.",
             show_default=False,
@@ -166,7 +167,11 @@ def check(
     drawn: Drawn = True,
     seed: Seed = None,
 ) -> None:
-    """Judge whether every value that an implementation gave can be explained by the rule."""
+    """Judge whether every value that an implementation gave can be explained by the rule.
+
+    Teacher-forced: a step is judged from the state that was shown after the step before.
+    Open-loop: what is hidden is computed from the first step on.
+    """
     with exits():
         from refopt.oracle import live, rop, suite
         from refopt.oracle.drawn import KINDS
@@ -199,7 +204,7 @@ def check(
         tasks: Iterable[suite.Task]
         if command:
             tasks = live.answers(
-                lambda: rop.Program(command, of, timeout),
+                starter(command, of, timeout),
                 cases,
                 profile,
                 lambda program: () if seed is None else drawn_of(program, seed, select),
@@ -221,7 +226,11 @@ def check(
                         beside="documented" if own else "",
                     )
                 )
-        asked_for = {"implementation": implementation, "select": select, "profile": profile}
+        asked_for: dict[str, Any] = {
+            "implementation": implementation,
+            "select": select,
+            "profile": profile,
+        }
         asked_for |= {} if seed is None else {"seed": seed}
         jobs = 1 if command else jobs  # what explains one run is tried on the next
         number = len(cases) + (seed is not None) * len(KINDS)
@@ -239,7 +248,8 @@ def gen(
         typer.Option(
             metavar="WORD,…",
             help="Ask only for cases that need no more than this: dtypes, hyperparameters, "
-            "options, several parameters, missing or sparse gradients.",
+            "options, several parameters, missing or sparse gradients; with set_state, states are "
+            "set between the steps. docs/protocol.md has the words.",
             show_default="float32, float64, several, missing, and what the optimizer always has",
         ),
     ] = None,
@@ -294,7 +304,11 @@ def ver(
             answered = rop.Answers(lines)
             tasks = list(answered.tasks(select, profile))
         _known(profile, tasks)
-        asked_for = {"implementation": str(answers), "select": select, "profile": profile}
+        asked_for: dict[str, Any] = {
+            "implementation": str(answers),
+            "select": select,
+            "profile": profile,
+        }
         asked_for |= {} if answered.seed is None else {"seed": answered.seed}
         judge(tasks, len(tasks), asked_for, started, as_json=as_json, junit=junit, jobs=1)
 
@@ -364,10 +378,31 @@ def _optimizer(name: str | None) -> str:
     return name
 
 
+def starter(command: list[str], optimizer: str, seconds: float) -> Callable[[], Any]:
+    """What starts a program; the first time it is said what to know of it."""
+    from refopt.oracle import rop
+
+    said: list[str] = []
+
+    def start() -> rop.Program:
+        program = rop.Program(command, optimizer, seconds)
+        if not said:
+            said.extend(rop.notes(program.spoken, optimizer))
+            for note in said:
+                typer.echo(f"refopt: {note}", err=True)
+            said.append("")
+        return program
+
+    return start
+
+
 def command_of(
-    implementation: str | None, optimizer: str | None, python: str
+    implementation: str | None, optimizer: str | None, python: str, path: Iterable[str] = ()
 ) -> tuple[str, list[str]]:
-    """(optimizer, command) of a program that speaks ROP/1; empty where something else is named."""
+    """(optimizer, command) of a program that speaks ROP/1; empty where something else is named.
+
+    `path`: folders where the module of py: may be.
+    """
     kind, _, named = (implementation or "").partition(":")
     if kind not in ("py", "cmd"):
         if optimizer is not None:
@@ -384,7 +419,7 @@ def command_of(
         if shutil.which(python) is None:
             msg = f"--python must be a Python interpreter, got {python!r}"
             raise typer.BadParameter(msg)
-        return of, rop.function(named, of, python)
+        return of, rop.function(named, of, python, path)
     try:
         command = shlex.split(named)
     except ValueError as error:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from refopt.cli.base import EXIT_CODES, Command, Json, Select, app, exits, reading, say
-from refopt.cli.check import Build, command_of, interpreter
+from refopt.cli.check import Build, command_of, interpreter, starter
 
 IMPLEMENTATION = (
     "An installed framework (torch:NAdam, keras:RMSprop, …), py:MODULE:FUNCTION, "
@@ -164,7 +164,7 @@ def minimize(
 ) -> None:
     """Print the smallest input on which an implementation fails, as a Python program."""
     with exits(), progressing() as progress:
-        from refopt.oracle import live, observe, rop
+        from refopt.oracle import live, observe
         from refopt.oracle import minimize as minimizing
         from refopt.oracle.report import OK, VIOLATED
         from refopt.oracle.spec import RULES
@@ -172,7 +172,7 @@ def minimize(
         of, command = command_of(implementation, optimizer, python)
         start: Callable[[], Any]
         if command:
-            start, paths = lambda: rop.Program(command, of, timeout), [""]
+            start, paths = starter(command, of, timeout), [""]
             cases = observe.vectors(of, select)
             program = start()
             takes = program.spoken.takes
@@ -235,6 +235,11 @@ def _code(subject: Any, found: Any) -> int:
 
     if subject.broke:
         return BROKE
+    if subject.wrong:
+        return VIOLATED
+    owed = any(failed.owed for failed in subject.failed)
+    if owed and found.status == CONFORMS:
+        return NOTHING
     return {CONFORMS: OK, INCONCLUSIVE: NOTHING}.get(found.status, VIOLATED)
 
 
@@ -263,7 +268,8 @@ def subjects(
     with reading(True):
         if command:
             name = implementation.partition(":")[2]
-            tasks = observe.program(command, of, observe.vectors(of, select), seconds)
+            found = observe.vectors(of, select)
+            tasks = live.answers(starter(command, of, seconds), found, None)
         elif implementation in live.IMPLEMENTATIONS:
             name, found = implementation, observe.cases(implementation, select)
             able = interpreter(name, python, build=build)

@@ -14,8 +14,9 @@ from refopt.cli.check import command_of
 from refopt.errors import RefoptError
 from refopt.oracle import live, report, rop, suite
 from refopt.oracle.golden import Recording
+from refopt.oracle.process import Failure
 from refopt.oracle.spec import RULES
-from refopt.oracle.verdict import CONFORMS, INCONCLUSIVE
+from refopt.oracle.verdict import CONFORMS, INCONCLUSIVE, VIOLATION
 
 KEY = "refopt"  # of what a report carries: [implementation, status, undecided, excluded]
 
@@ -35,7 +36,8 @@ class Asked:
             else:
                 last = name.rpartition(":")[2]
                 of = of or (last if name.startswith("py:") and last in RULES else None)
-                optimizer, command = command_of(name, of, python)
+                path = [str(folder) for folder in config.getini("pythonpath")]
+                optimizer, command = command_of(name, of, python, path)
                 if not command:
                     known = f"py:MODULE:FUNCTION, cmd:PROGRAM, {', '.join(live.IMPLEMENTATIONS)}"
                     msg = f"--refopt-impl must be one of {known}; got {name!r}"
@@ -53,14 +55,28 @@ class Asked:
         if profile is not None and profile not in profiles:
             msg = f"--refopt-profile must be one of {', '.join(profiles)}; got {profile!r}"
             raise pytest.UsageError(msg)
-        self._asking = live.Asking(start, profile)
-        self._over = ""
+        self._asking, self._over = live.Asking(start, profile), ""
+        self.notes = self._noted() if name.startswith("py:") else []
+
+    def _noted(self) -> list[str]:
+        """What to know of a function before its tests. A name that is wrong ends pytest here."""
+        try:
+            program: Any = self._asking.talker()
+        except Failure:  # each test says so
+            return []
+        except RefoptError as error:
+            raise pytest.UsageError(str(error)) from None
+        return list(rop.notes(program.spoken, program.optimizer))
 
     def results(self, recording: Recording) -> list[suite.Result]:
         """What it did with a vector, judged. Once it was given up, every vector fails."""
         if self._over:
             raise RefoptError(self._over)
-        task = self._asking.task(recording)
+        try:
+            task = self._asking.task(recording)
+        except RefoptError as error:
+            self._over = str(error)
+            raise
         try:
             self._asking.more(task)
         except RefoptError as error:
@@ -87,6 +103,7 @@ class Vector(pytest.Item):
     def runtest(self) -> None:
         """Judge it: a violation, a failure, an unrecorded rejection and a stale expectation fail.
 
+        So does a must vector that is not answered though everything that it needs is taken.
         Undecided is no pass: a vector that excludes nothing is skipped, with what it left open.
         """
         results = self._asked.results(self._recording)
@@ -148,11 +165,26 @@ class Vectors:
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """What each implementation did in all, and the alternatives that no vector excludes."""
+        for note in (note for asked in self.asked for note in asked.notes):
+            terminalreporter.write_line(f"refopt: {note}")
+        for name in self._undecided:
+            terminalreporter.write_line(f"refopt: {name}: nothing was decided", red=True)
         for name, counts in self._counts.items():
             parts = ", ".join(f"{n} {status}" for status, n in counts.most_common())
             terminalreporter.write_line(f"refopt: {name}: {parts}")
             if undecided := [pair for pair, still in self._open[name].items() if still]:
                 terminalreporter.write_line(f"refopt: undecided: {', '.join(undecided)}")
+
+    @property
+    def _undecided(self) -> list[str]:
+        """Implementations of which no vector that ran says anything."""
+        said = {*(CONFORMS, VIOLATION, suite.DEVIATES), *suite.FAILURES}
+        return [name for name, counts in self._counts.items() if not said & {*counts}]
+
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Fail where nothing was decided, in all processes together, as refopt check does."""
+        if self._undecided and exitstatus == pytest.ExitCode.OK and not _worker(session.config):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_unconfigure(self) -> None:
         """End what runs."""
@@ -160,10 +192,15 @@ class Vectors:
             asked.close()
 
 
+def _worker(config: pytest.Config) -> bool:
+    """Whether this is a process of pytest-xdist, which runs a part of the tests."""
+    return hasattr(config, "workerinput")
+
+
 def _fine(result: suite.Result) -> bool:
     as_recorded = result.status == suite.REJECTED and not result.item.together
     passes = (CONFORMS, INCONCLUSIVE, suite.DEVIATES, suite.SKIPPED)
-    return not result.item.stale and (result.status in passes or as_recorded)
+    return not (result.item.stale or result.item.owed) and (result.status in passes or as_recorded)
 
 
 def _reason(result: suite.Result) -> str:

@@ -12,7 +12,7 @@ from refopt.oracle.search import Search
 from refopt.oracle.spec import RULES
 
 STEPS = 2  # the first that are compared: a second one has every state behind it
-MOST = {"float32": 3, "float64": 1}  # changes at once
+MOST = {"float16": 1, "bfloat16": 1, "float32": 3, "float64": 1}  # changes at once
 FEATURES = frozenset({"momentum", "centered", "weight_decay"})  # what turns a formula on
 SHARP = {"epsilon", "lr-in-momentum", "l2"}  # tags of recordings made to show a formula
 OFF = {"maximize", "decoupled_weight_decay"}  # what a case may state, and 0 asks for nothing

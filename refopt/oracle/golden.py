@@ -17,8 +17,8 @@ from refopt.interp.formats import COMPLEX, FORMATS, from_bits
 from refopt.oracle.spec import RULES
 from refopt.rules.schedules import SCHEDULES
 
-MUST_REJECT = "must-reject"
-"""The class of a vector that must be refused; it has no runs."""
+MUST, MUST_REJECT = "must", "must-reject"
+"""Classes of vectors: of one the values are owed, the other must be refused and has no runs."""
 
 FORMATS_READ = ("refopt-golden/1", "refopt-vectors/1")
 

@@ -221,12 +221,16 @@ class Asking:
         self._talker: Talker | None = None
         self._known, self._failures = "unknown version", 0
 
+    def talker(self) -> Talker:
+        """The program, which runs from now on."""
+        self._talker = self._talker or self._start()
+        self._known = self._talker.known
+        return self._talker
+
     def task(self, recording: Recording) -> Task:
         """What it does with a case."""
         try:
-            self._talker = self._talker or self._start()
-            self._known = self._talker.known
-            items = self._talker.items(recording, self._profile)
+            items = self.talker().items(recording, self._profile)
             self._failures = 0
         except Failure as failure:
             self.close()
@@ -244,10 +248,10 @@ class Asking:
     def others(self, more: Callable[[Talker], Iterable[Recording]]) -> Iterator[Recording]:
         """What else is asked, if it runs."""
         try:
-            self._talker = self._talker or self._start()
+            talker = self.talker()
         except Failure:  # it could not be started for a case before, which says so
             return
-        yield from more(self._talker)
+        yield from more(talker)
 
     def close(self) -> None:
         """End it."""

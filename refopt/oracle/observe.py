@@ -10,14 +10,16 @@ from refopt.oracle import golden, live, rop, suite
 from refopt.oracle.golden import Case, Recording, Run
 from refopt.oracle.spec import RULES
 from refopt.oracle.suite import FAILURES, Task
+from refopt.oracle.verdict import VIOLATION
 
 
 class Failed(NamedTuple):
-    """A vector that was not answered."""
+    """A vector that was not answered, or not as a function of what was given."""
 
     case: str
-    status: str  # skipped, rejected, crashed, timed out, broken
+    status: str  # skipped, rejected, crashed, timed out, broken; violation: no value shows it
     detail: str
+    owed: bool = False
 
 
 class Subject(NamedTuple):
@@ -34,12 +36,10 @@ class Subject(NamedTuple):
         """Whether it failed otherwise than by a refusal."""
         return any(failed.status in FAILURES for failed in self.failed)
 
-
-def program(
-    command: list[str], optimizer: str, recordings: Iterable[Recording], seconds: float
-) -> Iterator[Task]:
-    """What a program does, vector by vector."""
-    yield from live.answers(lambda: rop.Program(command, optimizer, seconds), recordings, None)
+    @property
+    def wrong(self) -> bool:
+        """Whether it has a fault that no value shows."""
+        return any(failed.status == VIOLATION for failed in self.failed)
 
 
 def framework(
@@ -100,16 +100,19 @@ def subjects(name: str, tasks: Iterable[Task], progress: Callable[[str], None]) 
     for case, items in tasks:
         progress(case.id)
         for item in items:
-            failed = Failed(case.id, item.status, item.detail)
+            failed = Failed(case.id, item.status, item.detail, item.owed)
             if item.run is None and item.name == item.implementation.partition(" ")[0]:
                 every.append(failed)  # of all paths
                 continue
             key = item.name, suite.optimizer(case.id)
             subject = found.setdefault(key, Subject(item.name, item.implementation, key[1], (), ()))
-            if item.run is None:
-                found[key] = subject._replace(failed=(*subject.failed, failed))
-            else:
-                found[key] = subject._replace(observed=(*subject.observed, (case, item.run)))
+            if item.wrong:
+                failed = Failed(case.id, VIOLATION, item.wrong)
+            if item.run is None or item.wrong:
+                subject = subject._replace(failed=(*subject.failed, failed))
+            if item.run is not None:
+                subject = subject._replace(observed=(*subject.observed, (case, item.run)))
+            found[key] = subject
     if not found and every:
         optimizer = suite.optimizer(every[0].case)
         return [Subject(name, "", optimizer, (), tuple(every))]

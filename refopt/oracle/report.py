@@ -60,6 +60,9 @@ STYLES = {CONFORMS: "green", VIOLATION: "bold red", INCONCLUSIVE: "yellow"}
 class Terminal(Console):
     """Where text goes; a reader that has seen enough is the caller's affair."""
 
+    def __init__(self, **keywords: Any) -> None:
+        super().__init__(emoji=False, **keywords)  # py:mine:ok: is the text of others
+
     def on_broken_pipe(self) -> None:
         """Raise it again: rich would exit with 1, which means a violation here."""
         raise
@@ -159,7 +162,10 @@ class Tally:
         self.notable: list[Result] = []  # violations, failures, stale expectations
         self.told: list[Result] = []  # rejections and expected deviations
         self.compared: dict[str, dict[str, list[Result]]] = {}  # optimizer -> release -> results
-        self.skipped: Counter[str] = Counter()  # why, of what is judged together
+        self.skipped: Counter[str] = Counter()  # what is not taken, of what is judged together
+        self.declined: Counter[str] = Counter()  # what is said instead of an answer
+        self.wrong: dict[tuple[str, str], list[Result]] = {}  # (run, fault that no value shows)
+        self.owed: list[Result] = []
         self.cases: set[str] = set()
         self.checks = 0
 
@@ -174,13 +180,23 @@ class Tally:
         self.counts[result.status] += 1
         self.cases.add(result.case)
         self.checks += result.verdict.checks if result.verdict else 0
+        if result.item.wrong:
+            self.wrong.setdefault((result.item.name, result.item.wrong), []).append(result)
+        if result.item.owed:
+            self.owed.append(result)
+        unseen = result.item.wrong and not (result.verdict and result.verdict.first)
+        if unseen and not result.item.stale:
+            return
         if result.status == VIOLATION or result.status in FAILURES or result.item.stale:
             self.notable.append(result)
         elif result.status in (REJECTED, DEVIATES):
             self.told.append(result)
         elif result.status == SKIPPED and result.item.together:
             words = result.item.detail.removeprefix(LACKS)
-            self.skipped.update(words.split(", ") if words != result.item.detail else [words])
+            lacks = words != result.item.detail
+            (self.skipped if lacks else self.declined).update(
+                words.split(", ") if lacks else [words]
+            )
 
     @property
     def together(self) -> list[Result]:
@@ -229,7 +245,7 @@ class Tally:
             return VIOLATED
         if any(result.item.stale for result in self.notable):
             return STALE
-        return OK if self.counts[CONFORMS] else NOTHING
+        return OK if self.counts[CONFORMS] and not self.owed else NOTHING
 
 
 def _step(result: Result) -> int:
@@ -265,9 +281,23 @@ def summary(tally: Tally, console: Terminal, seconds: float, *, complete: bool =
         console.say(f"… and {len(notable) - len(some)} more: --json lists all\n")
     for status in (REJECTED, DEVIATES):
         _told([result for result in tally.told if result.status == status], status, console)
-    if tally.skipped:
-        words = ", ".join(f"{word} ({n})" for word, n in tally.skipped.most_common())
-        console.say(f"[bold]skipped[/] for what they need: {escape(words)}\n")
+    for (name, fault), results in tally.wrong.items():
+        where = f"{counted(len(results), 'vector')}, first {results[0].case}"
+        console.say(f"[bold red]violation[/]: {escape(f'{name} {fault}')}\n  in {where}\n")
+    for what, found in (
+        ("for what they need", tally.skipped),
+        ("by the implementation, which said why", tally.declined),
+    ):
+        if found:
+            words = ", ".join(f"{word} ({n})" for word, n in found.most_common())
+            console.say(f"[bold]skipped[/] {what}: {escape(words)}\n")
+    if tally.owed:
+        n, example = len(tally.owed), tally.owed[0]
+        more = f" and {n - 1} more" if n > 1 else ""
+        console.say(
+            f"[bold red]owed[/]: {counted(n, 'must vector')} whose every need is taken, and that "
+            f"{'were' if n > 1 else 'was'} not answered: {escape(example.case)}{more}\n"
+        )
     every = [row for rows in tally.optimizers.values() for row in rows.values()]
     origins = sorted(set().union(*(row.origins for row in every)))
     console.say(f"made by {escape(', '.join(origins))}")
@@ -446,23 +476,27 @@ def paragraph(result: Result) -> Iterator[str]:
     title = f"[bold]{escape(result.case)}[/], {escape(item.name)}"
     if (verdict := result.verdict) is not None and (first := verdict.first) is not None:
         yield f"{title}: [bold red]violation[/] of profile {item.profile}"
-        yield f"  step {first.step}, {place(first)}, {first.mode}"
+        yield f"  step {first.step}, {_placed(result)}"
         yield from _beside(first, result.dtype)
+        if item.wrong:
+            yield f"  and it {escape(item.wrong)}"
         yield from (f"  {line}" for line in _explained(result))
     elif item.stale:
         yield f"{title}: [bold red]stale expectation[/]: {escape(item.stale)}"
     else:
-        lines = escape(item.detail.strip()).splitlines()
+        lines = escape((item.wrong or item.detail).strip()).splitlines()
         if lines and lines[0].startswith("Traceback"):  # --json has all of it
             where = [x.strip() for x in lines if x.startswith("  File ")][-1]
             lines = [lines[-1], where]
         yield f"{title}: [bold red]{result.status}[/]: {lines[0] if lines else ''}"
         yield from (f"  {line}" for line in lines[1:])
+        if item.owed:
+            yield "  owed: a must vector, whose every need is taken"
 
 
 def plain(result: Result) -> Iterator[str]:
     """What happened to one run, without markup."""
-    console = Console(width=10**4)
+    console = Console(width=10**4, emoji=False)
     return (console.render_str(line).plain for line in paragraph(result))
 
 
@@ -496,8 +530,16 @@ def _seen(result: Result) -> Iterator[str]:
     assert result.verdict is not None
     first = result.verdict.first
     assert first is not None
-    yield f"    {escape(result.case)}, step {first.step}, {place(first)}, {first.mode}"
+    yield f"    {escape(result.case)}, step {first.step}, {_placed(result)}"
     yield from (f"  {line}" for line in _beside(first, result.dtype))
+
+
+def _placed(result: Result) -> str:
+    """Where a run leaves its envelope, in which dtype it keeps that, and from what it is judged."""
+    assert result.verdict is not None
+    assert result.verdict.first is not None
+    kept = f", kept in {result.kept}" if result.kept else ""
+    return f"{place(result.verdict.first)}{kept}, {result.verdict.first.mode}"
 
 
 def place(first: Finding) -> str:
@@ -577,7 +619,9 @@ def line(result: Result) -> dict[str, Any]:
         "status": result.status,
         "seconds": round(result.seconds, 3),
     }
-    found |= {key: value for key in ("detail", "stale") if (value := getattr(item, key))}
+    found |= {
+        key: value for key in ("detail", "stale", "wrong", "owed") if (value := getattr(item, key))
+    }
     if result.verdict is not None:
         found |= _fields(result, result.verdict)
     elif item.feature:
@@ -664,7 +708,7 @@ def junit(results: Iterable[Result], seconds: float) -> bytes:
 
 
 def _junit_kind(result: Result) -> str:
-    if result.status == VIOLATION or result.item.stale:
+    if result.status == VIOLATION or result.item.stale or result.item.owed:
         return "failures"
     if result.status in FAILURES:
         return "errors"

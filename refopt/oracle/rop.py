@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 from itertools import pairwise
 from typing import Any, NamedTuple, NoReturn
 
-from refopt.errors import CaseError
+from refopt.errors import AdapterError, CaseError, Misused
 from refopt.interp.formats import COMPLEX, FORMATS, from_bits, to_bits
 from refopt.optim.nadam import NAdam
 from refopt.optim.rmsprop import RMSprop
@@ -261,6 +262,7 @@ class Spoken(NamedTuple):
     name: str
     version: str
     takes: set[str]
+    notes: tuple[str, ...] = ()
 
 
 def spoken(answer: Message, optimizer: str) -> Spoken:
@@ -276,7 +278,27 @@ def spoken(answer: Message, optimizer: str) -> Spoken:
         raise Failure(BROKEN, f"hello: optimizer must be {optimizer!r}, as asked, got {got!r:.80}")
     if not isinstance(takes, list) or any(word not in known for word in takes):
         raise Failure(BROKEN, f"hello: takes must list some of {', '.join(known)}, got {takes!r}")
-    return Spoken(name, version, {*takes})
+    notes = answer.get("notes", [])
+    if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
+        raise Failure(BROKEN, f"hello: notes must be a list of texts, got {notes!r:.200}")
+    return Spoken(name, version, {*takes}, tuple(note[:REASON] for note in notes))
+
+
+def notes(program: Spoken, optimizer: str) -> Iterator[str]:
+    """What to know before what comes of a program is read."""
+    for note in program.notes:
+        yield f"{program.name}: {note}"
+    described, rule = spec.load(optimizer)["hyperparameters"], RULES[optimizer]
+    wanted = [needs(r.case) - program.takes for r in vectors(optimizer)]
+    for name in rule.REQUIRED:
+        default = described[name].get("default")
+        alone = sum(lacks == {name} for lacks in wanted)
+        if default and alone and name not in program.takes:
+            asked = wanted.count(set())
+            yield (
+                f"{program.name} does not take {described[name]['keyword']}, which is {default:g} "
+                f"by default: it is asked {asked} of {asked + alone} vectors, where that is 0"
+            )
 
 
 def items(
@@ -290,14 +312,22 @@ def items(
         return (_unjudged(program, profile, *_refusal(program, recording.case, parts, ask)),)
     try:
         source = _run(program, recording.case, parts, ask)
+        wrong = source.pop("violation")
         run = golden.parse_run(recording.case, program.name, {program.name: source})
     except Lacking as lacking:
-        return (_unjudged(program, profile, lacking.status, lacking.detail),)
+        item = _unjudged(program, profile, lacking.status, lacking.detail)
+        owed = lacking.status in (SKIPPED, REJECTED) and _owed(recording.case)
+        return (item._replace(owed=owed),)
     except CaseError as error:
         raise Failure(BROKEN, str(error)) from None
     run = run._replace(before=_set(recording.case, parts))
-    item = Item(known, program.name, profile or "documented", run, together=True)
+    item = Item(known, program.name, profile or "documented", run, together=True, wrong=wrong)
     return (item._replace(axes=drawn.parsed(recording.case.id) is None),)
+
+
+def _owed(case: Case) -> bool:
+    """Whether its values are owed by whoever takes what it needs."""
+    return case.source.get("class") == golden.MUST
 
 
 def _set(case: Case, parts: list[Part]) -> dict[int, dict[str, list[Any]]]:
@@ -346,6 +376,7 @@ def _run(program: Spoken, case: Case, parts: list[Part], ask: Ask) -> dict[str, 
     dtypes = {q: "float64" for q in (*rule.Clock._fields, "lr") if q in rule.OBSERVABLE}
     factored = sum(layer.kind in rule.FACTORED for layer in case.layers.values())
     steps: dict[str, dict[str, list[Any]]] = {str(t): {} for t in range(1, case.steps + 1)}
+    wrong = ""
     for members, (first, *rest) in parts:
         _accepted(ask(first), first)
         for question in rest:
@@ -356,6 +387,7 @@ def _run(program: Spoken, case: Case, parts: list[Part], ask: Ask) -> dict[str, 
             if not isinstance(stated, dict):
                 _refuse(case, question, f"dtypes must be an object, got {stated!r:.80}")
             dtypes |= stated
+            wrong = str(answer.pop("violation", ""))[:REASON] or wrong
             del answer["seq"]
             if "param" not in answer:
                 _refuse(case, question, f"param is required, got {answer!r:.200}")
@@ -373,7 +405,7 @@ def _run(program: Spoken, case: Case, parts: list[Part], ask: Ask) -> dict[str, 
                 column = steps[str(question["t"])].setdefault(q, [None] * len(case.params))
                 for i, value in zip(members, values, strict=True):
                     column[i] = value
-    return {"dtypes": dtypes, "steps": steps}
+    return {"dtypes": dtypes, "steps": steps, "violation": wrong}
 
 
 def _refuse(case: Case, question: Message, why: str) -> NoReturn:
@@ -391,6 +423,8 @@ def _accepted(answer: Message, question: Message) -> Message:
         if not isinstance(why, dict) or why.get("kind") not in KINDS:
             raise Failure(BROKEN, f"a kind of {', '.join(KINDS)} is required, got {why!r:.200}")
         raise Lacking(REJECTED, f"{why['kind']}: {why.get('message', '')}"[:REASON])
+    if "usage" in answer and question["op"] == "hello":
+        raise Misused(str(answer["usage"])[:REASON])
     if "error" in answer:
         raise Lacking(CRASHED, str(answer["error"])[:REASON])
     return answer
@@ -406,14 +440,29 @@ def keywords(optimizer: str) -> dict[str, str]:
     return {name: x["keyword"] for name, x in described.items()} | {o: o for o in options}
 
 
-def function(place: str, optimizer: str, python: str) -> list[str]:
-    """The command that runs a plain function by the protocol."""
+def alike(optimizer: str) -> dict[str, str]:
+    """The keyword for what vectors, or other optimizers, call it: `eps` for `epsilon`."""
+    mine = {name: keyword.partition("[")[0] for name, keyword in keywords(optimizer).items()}
+    others = {keyword: name for of in RULES for name, keyword in keywords(of).items()}
+    return {keyword: mine[name] for keyword, name in others.items() if name in mine} | mine
+
+
+def function(place: str, optimizer: str, python: str, path: Iterable[str] = ()) -> list[str]:
+    """The command that runs a plain function by the protocol.
+
+    `path`: folders where its module may be, after the present one; those of PYTHONPATH come last.
+    They are given as an argument: in the environment they would be those of the interpreter too,
+    and what stands there would replace what is pinned.
+    """
+    path = [*path, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     rule, named = RULES[optimizer], keywords(optimizer)
     counters = [q for q in rule.OBSERVABLE if q in rule.Clock._fields]
     factors = BY_LAYER if hasattr(rule, "Layer") else ()
     arrays = {*rule.State._fields, *(rule.Quantities._fields if factors else ())} - {*factors}
     known = {
         "documented": named,
+        "alike": alike(optimizer),
+        "path": [*dict.fromkeys(map(os.path.abspath, path))],
         "others": [n for n in (*rule.Hyper._fields, *rule.OPTIONS) if n not in named],
         "absent": rule.PROFILES["documented"].hyper._asdict(),
         "options": rule.OPTIONS,
@@ -432,14 +481,15 @@ class Program(Process):
 
     def __init__(self, command: list[str], optimizer: str, seconds: float) -> None:
         super().__init__(command)
-        self._seconds, self._optimizer = seconds, optimizer
+        self._seconds, self.optimizer = seconds, optimizer
         try:
             question = hello(optimizer)
             answer = _accepted(self.ask(question, HELLO_SECONDS), question)
             self.spoken = spoken(answer, optimizer)
-        except Lacking as lacking:
+        except Lacking as lacking:  # of what it is asked first it has no other opinion later
             self.close()
-            raise Failure(BROKEN, f"hello: {lacking.detail}") from None
+            msg = f"{lacking.status}: hello: {lacking.detail}"
+            raise AdapterError(msg) from None
         except BaseException:
             self.close()
             raise
@@ -457,7 +507,7 @@ class Program(Process):
 
     def drawn(self, seed: int) -> list[Recording]:
         """Cases drawn for what it takes."""
-        return drawn_for(self._optimizer, seed, self.spoken.takes)
+        return drawn_for(self.optimizer, seed, self.spoken.takes)
 
     def _asked(self, question: Message) -> Message:
         return self.ask(question, self._seconds)

@@ -122,6 +122,7 @@ class Result(NamedTuple):
     named: Sequence[Changes] = ()  # changes of one choice, or of two, that hold the run
     asked: dict[str, str] = {}  # noqa: RUF012  # axis that is changed -> what the case asks for
     dtype: str = ""  # of the first observation outside
+    kept: str = ""  # the same, where it is of a state that has another dtype than its parameter
     seconds: float = 0.0
 
 
@@ -310,7 +311,9 @@ def _verdict(case: Case, item: Item, result: Result) -> Result:
         dtype = run.dtypes.get(first.quantity, case.dtypes)[first.parameter]
         named = _explained(judge, item) if item.together else judge.named()
         asked = {axis: _asked(judge, axis) for changes in named for axis, _ in changes}
-        return result._replace(named=named, asked=asked, dtype=dtype)
+        other = first.quantity in judge.rule.State._fields and dtype != case.dtypes[first.parameter]
+        kept = dtype if other else ""
+        return result._replace(named=named, asked=asked, dtype=dtype, kept=kept)
     pairs = {(axis, name) for axis, names in verdict.excluded.items() for name in names}
     if item.axes:
         known |= pairs
