@@ -167,6 +167,9 @@ MISTAKES = {
         "the root stored": Mistake('"v": v', '"v": np.sqrt(v)', 1, "v", "RMS-4.1"),
     },
     "nadam": {
+        "no move yet": Mistake(
+            "new = param - lr * m_hat / (np.sqrt(v_hat) + eps)", "new = param", 1, "param", MOVE
+        ),
         "no root": Mistake("np.sqrt(v_hat)", "v_hat", 1, "param", MOVE),
         "v corrected by the next step": Mistake("** t)", "** (t + 1))", 1, "param", MOVE),
         "the coefficients swapped": Mistake(
@@ -225,6 +228,7 @@ MISTAKES = {
         ),
     },
     "thor": {
+        "no move yet": Mistake("param - learning_rate * m", "param", 1, "param", "THO-8.1"),
         "damping everywhere": Mistake(
             "G + damping * np.eye(len(G))",
             "G + damping",

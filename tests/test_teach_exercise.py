@@ -111,6 +111,7 @@ def test_a_mistake_leads_to_its_hint(name: str, mistake: Mistake, tmp_path: Path
     for symbol in map(unicode, spec.load(name)["meanings"]):
         if re.search(rf"(?<![\w'\u0302]){re.escape(symbol)}(?![\w'\u0302₋])", " ".join(equations)):
             assert f"\n  {symbol}: " in third or f" {symbol}, " in statement
+    assert ("(b / s)²" in third) == ("\n  s: loss_scale, here 1" in third)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +197,7 @@ def test_a_student_gets_from_empty_to_conforming_by_hints_alone(tmp_path: Path) 
         ("OPTIMIZER =", "raise SystemExit\nOPTIMIZER =", "can be loaded"),
         ('{"buffer": b}', '{"buffer": np.float32(b)}', "step 1: buffer must be of float64, got"),
         ('{"buffer": b}', '{"buffer": "b"}', "step 1: buffer must be numbers, got 'b'"),
-        ('{"buffer": b}', "{}", "step 1: state must have buffer; got nothing, without buffer"),
+        ('{"buffer": b}', "{}", "step 1: state must have buffer; got nothing"),
         ('{"buffer": b}', '{"buffer": b[:1]}', "step 1: buffer must have shape (3,), got (1,)"),
     ],
 )

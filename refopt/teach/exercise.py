@@ -27,7 +27,7 @@ from refopt.oracle.golden import Case, Run, Tensor
 from refopt.oracle.layered import judging
 from refopt.oracle.spec import RULES
 from refopt.oracle.verdict import Finding
-from refopt.teach.explain import symbols
+from refopt.teach.explain import occurring, symbols
 from refopt.teach.runs import known
 
 STEPS, SHAPE, ROWS = 5, (3,), 6
@@ -100,7 +100,7 @@ def text(optimizer: str, name: str) -> str:
     x: Exercise = known("OPTIMIZER", EXERCISES, optimizer)
     data = spec.load(optimizer)
     keywords = _keywords(x)
-    sees = {"a, ds": "input of the layer (rows, in), gradient for its output (rows, out)"}
+    sees = {"a, ds": "a, input of the layer (rows, in); d, gradient for its output (rows, out)"}
     given = {
         "param, grad": "arrays of float64",
         **(sees if x.layer else {}),
@@ -169,7 +169,12 @@ def _state(data: Mapping[str, Any], q: str) -> str:
     places = (f"{label}.{q}" for label in ("quantities", "scalars", "next"))
     symbol = next(symbols[place] for place in places if place in symbols)
     meaning = data["meanings"].get(symbol)
-    return f"{unicode(symbol)}, {meaning}" if meaning else unicode(symbol)
+    return f"{unicode(symbol)}, {_short(meaning)}" if meaning else unicode(symbol)
+
+
+def _short(meaning: str) -> str:
+    """What a symbol means to a dense layer: embeddings and convolutions come after."""
+    return meaning.partition(";")[0]
 
 
 # -- running it -----------------------------------------------------------------------------------
@@ -321,10 +326,9 @@ def run_of(x: Exercise, case: Case, step: Callable[..., Any], path: Path) -> Run
             raise Wrong(t, f"step {_where(error, path)}") from error
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
             raise Wrong(t, f"step must return (param, state), state a dict; got {result!r:.80}")
-        if lacking := [q for q in x.state if q not in result[1]]:
-            given_back = ", ".join(map(str, result[1])) or "nothing"
-            why = f"state must have {', '.join(x.state)}; got {given_back}, without {lacking[0]}"
-            raise Wrong(t, why)
+        if not x.state.keys() <= result[1].keys():
+            got = ", ".join(map(str, result[1])) or "nothing"
+            raise Wrong(t, f"state must have {', '.join(x.state)}; got {got}")
         pairs = zip(kept, (param, grad), strict=True)
         if not all(np.array_equal(a, b, equal_nan=True) for a, b in pairs):
             raise Wrong(t, "step must not write to its arguments")
@@ -438,9 +442,12 @@ def _told(x: Exercise, case: Case, run: Run, first: Finding, checks: int) -> Rep
 
 
 def _possible(x: Exercise, axis: str, alternative: str) -> bool:
-    """Whether a step of the exercise can take an alternative: it has no other hyperparameters."""
+    """Whether a step of the exercise can take an alternative: it has no other hyperparameters.
+
+    A parameter that does not move has no rate of 0: the line is not written yet.
+    """
     field, colon, _ = alternative.partition(":")
-    return axis != "given" or not colon or field in x.hyper
+    return axis != "given" or not colon or (field in x.hyper and alternative != "lr:0")
 
 
 def _yours(data: Mapping[str, Any], axis: str, alternative: str) -> str:
@@ -471,12 +478,12 @@ def _equations(x: Exercise, changes: Sequence[tuple[str, str]], quantity: str) -
     documented = rule.PROFILES["documented"]
     hyper = documented.hyper._replace(**x.hyper)
     choices = rule.configured(documented.choices, hyper, {})
-    lines = spec.equations(x.optimizer, choices)
+    lines = _undecayed(data, spec.equations(x.optimizer, choices))
     wanted: set[str] = set()
     for axis, alternative in changes:
         if alternative in rule.AXES.get(axis, {}):
             named = {axis: rule.AXES[axis][alternative]}
-            other = spec.equations(x.optimizer, choices._replace(**named))
+            other = _undecayed(data, spec.equations(x.optimizer, choices._replace(**named)))
             wanted |= {left for left, right in lines.items() if other.get(left) != right}
         else:
             symbol = data["hyperparameters"][alternative.partition(":")[0]]["symbol"]
@@ -489,7 +496,19 @@ def _equations(x: Exercise, changes: Sequence[tuple[str, str]], quantity: str) -
     stated = {symbol for symbol, name in names.items() if name in x.state}
     for symbol, meaning in symbols(x.optimizer, shown):
         if symbol not in stated:
-            yield f"  {unicode(symbol)}: {meaning}"
+            yield f"  {unicode(symbol)}: {_short(meaning)}"
+    for field, described in data["hyperparameters"].items():
+        if field not in x.hyper and occurring([described["symbol"]], shown):
+            value = getattr(hyper, field)
+            yield f"  {unicode(described['symbol'])}: {described['keyword']}, here {value:g}"
+
+
+def _undecayed(data: Mapping[str, Any], lines: Mapping[str, str]) -> dict[str, str]:
+    """Equations in which a parameter that does not decay has no other name."""
+    p, before = data["quantities"].get("decayed.p"), data["inputs"]["param"]
+    if lines.get(p) != before:
+        return dict(lines)
+    return {left: right.replace(p, before) for left, right in lines.items() if left != p}
 
 
 def _leading_to(

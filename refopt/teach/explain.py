@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
@@ -149,13 +149,14 @@ def optimizer(name: str, profile: str = "documented") -> str:
 
 def symbols(name: str, lines: Lines) -> list[tuple[str, str]]:
     """(symbol, meaning) of what occurs in equations; hyperparameters are apart."""
-    written = " ".join(f"{left} {right}" for left, right in lines.items())
     meanings = spec.load(name)["meanings"]
-    return [
-        (x, meaning)
-        for x, meaning in meanings.items()
-        if re.search(rf"(?<![\\\w]){re.escape(x)}(?![_\w])", written)
-    ]
+    return [(x, meanings[x]) for x in occurring(meanings, lines)]
+
+
+def occurring(several: Iterable[str], lines: Lines) -> list[str]:
+    """The symbols that occur in equations."""
+    written = " ".join(f"{left} {right}" for left, right in lines.items())
+    return [x for x in several if re.search(rf"(?<![\\\w]){re.escape(x)}(?![_\w])", written)]
 
 
 def hyperparameters(name: str, profile: str = "documented") -> list[tuple[str, ...]]:
