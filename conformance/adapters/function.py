@@ -28,7 +28,7 @@ import traceback
 from _adapter import from_bits, np, to_bits
 
 with contextlib.suppress(ImportError):  # NumPy itself has no bfloat16
-    import ml_dtypes  # noqa: F401
+    importlib.import_module("ml_dtypes")
 
 COUPLED = ("global_clipnorm", "order")  # what a function of one parameter cannot know
 LAYERED = ("layers", "names", "statistics")  # what one of a whole net is given besides

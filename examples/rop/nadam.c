@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LINE = 1 << 20, ARRAYS = 8, ELEMENTS = 64 };
+enum { LINE = 1 << 20, ARRAYS = 8, ELEMENTS = 4096 };
 typedef struct {
     int size;
     double t, product, param[ELEMENTS], m[ELEMENTS], v[ELEMENTS];

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LINE = 1 << 20, ARRAYS = 8, ELEMENTS = 64 };
+enum { LINE = 1 << 20, ARRAYS = 8, ELEMENTS = 4096 };
 
 typedef struct {
     int size; /* elements */
