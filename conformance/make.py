@@ -135,11 +135,10 @@ IMPLEMENTATIONS = {
         "cases_rmsprop_others:keras3",
     ),
     "rmsprop:keras-3-tensorflow": Implementation(
-        "keras3_rmsprop.py",
+        "keras3_sparse.py",
         "keras-3_15-tensorflow",
         "rmsprop/keras-3-tensorflow.json",
         "cases_rmsprop_others:keras3_tensorflow",
-        "tensorflow",
     ),
     "rmsprop:keras-3-torch": Implementation(
         "keras3_rmsprop.py",

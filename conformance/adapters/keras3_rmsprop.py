@@ -14,7 +14,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import importlib.metadata
 
 import keras
-from _adapter import Rows, serve
+from _adapter import serve
 from _keras_rmsprop import Keras
 
 BACKEND = keras.backend.backend()
@@ -23,7 +23,6 @@ PROFILES = {"jax": "keras-3", "torch": "keras-3-torch", "tensorflow": "keras-3-t
 
 
 class RMSprop(Keras):
-    can = Keras.can | ({"sparse"} if BACKEND == "tensorflow" else set())
     optimizers = keras.optimizers
 
     def __init__(self, profile, hyper, options, params):
@@ -37,11 +36,6 @@ class RMSprop(Keras):
         return keras.Variable(value, dtype=str(value.dtype))
 
     def gradient(self, grad, variable):
-        if isinstance(grad, Rows):
-            import tensorflow as tf
-
-            rows = tf.constant(grad.indices, tf.int32)
-            return tf.IndexedSlices(tf.constant(grad.values), rows, variable.shape)
         return keras.ops.convert_to_tensor(grad, str(grad.dtype))
 
 

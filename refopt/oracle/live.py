@@ -98,8 +98,8 @@ IMPLEMENTATIONS = {
         "keras torch", "keras3_rmsprop", "rmsprop/keras-3-torch", "keras-3_15-torch", "torch"
     ),
     "keras-tensorflow:RMSprop": Implementation(
-        *("keras tensorflow", "keras3_rmsprop", "rmsprop/keras-3-tensorflow"),
-        *("keras-3_15-tensorflow", "tensorflow"),
+        *("keras tensorflow", "keras3_sparse", "rmsprop/keras-3-tensorflow"),
+        "keras-3_15-tensorflow",
     ),
 }
 
