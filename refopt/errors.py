@@ -32,4 +32,6 @@ class Unknown(RefoptError, ValueError):
     """A name that stands for nothing."""
 
     def __init__(self, argument: str, known: Iterable[str], got: object) -> None:
-        super().__init__(f"{argument} must be one of {', '.join(known)}; got {got!r}")
+        several = [*known]
+        of = "one of " if len(several) > 1 else ""
+        super().__init__(f"{argument} must be {of}{', '.join(several)}; got {got!r}")

@@ -16,7 +16,7 @@ from refopt.oracle.spec import RULES
 from refopt.teach import explain
 
 EVERY = [(name, profile) for name, rule in RULES.items() for profile in rule.PROFILES]
-every = pytest.mark.parametrize(("name", "profile"), EVERY, ids="-".join)
+every = pytest.mark.parametrize(("name", "profile"), EVERY, ids=map("-".join, EVERY))
 
 
 @cache
@@ -154,7 +154,16 @@ def test_defaults_are_those_of_the_profile(name: str, profile: str) -> None:
     ],
 )
 def test_state_and_memory(name: str, line: str) -> None:
-    assert f"  {line}\n" in ran(name)
+    assert f" {line} " in " ".join(ran(name).split())
+
+
+@every
+@pytest.mark.parametrize("width", [40, 80])
+def test_tables_fit_the_terminal_and_lose_no_word(name: str, profile: str, width: int) -> None:
+    tables = explain.optimizer(name, profile, width).partition("\nSymbols\n")[2]
+    assert all(len(x) <= width or " " not in x.strip() for x in tables.splitlines())
+    wide = explain.optimizer(name, profile, 1000).partition("\nSymbols\n")[2]
+    assert sorted(tables.split()) == sorted(wide.split())
 
 
 # -- differences ----------------------------------------------------------------------------------
@@ -219,6 +228,11 @@ def test_a_profile_is_explained_for_every_optimizer_that_has_it() -> None:
         assert explain.difference(name, "documented", "keras-3") in told + "\n"
 
 
+def test_what_is_documented_has_no_difference() -> None:
+    told = explain.anything("documented").splitlines()
+    assert [line.partition(",")[0] for line in told] == [*RULES]
+
+
 def test_a_hyperparameter_and_an_option_are_explained() -> None:
     assert explain.anything("betas").count("nadam: β") == 2
     assert "uₜ = gₜ / (√(vₜ − aₜ²) + ε)" in explain.anything("centered")
@@ -237,7 +251,8 @@ def test_a_vector_is_explained(name: str) -> None:
 def test_a_name_of_nothing_is_wrong_usage_that_lists_what_there_is() -> None:
     with pytest.raises(errors.Unknown, match=r"WHAT must be one of nadam.*; got 'adamw'"):
         explain.anything("adamw")
-    assert "got 'adamw'" in ran("adamw", code=2)
+    assert "WHAT must be one of nadam, a profile as keras-3, a clause" in ran("nadm", code=2)
+    assert len(ran("adamw", code=2)) < 200
     assert "PROFILE must be one of documented" in ran("nadam", "--profile", "x", code=2)
     assert "--diff must be one of documented" in ran("nadam", "--diff", "x", "keras-3", code=2)
     assert "must not be given together" in ran("nadam", "--latex", "--mathml", code=2)

@@ -305,7 +305,7 @@ def test_the_first_difference_is_marked() -> None:
         (["nadam", "--profile", "x"], "PROFILE must be one of documented, torch-2.13"),
         (["nadam", "--against", "x"], "--against must be one of documented, torch-2.13"),
         (["thor", "--against", "mindspore:thor"], "--against must be one of documented, minds"),
-        (["nadam", "--against", "py:x"], "must be py:MODULE:FUNCTION, got 'py:x'"),
+        (["nadam", "--against", "py:x"], "--against must be py:MODULE:FUNCTION, got 'py:x'"),
         (["nadam", "--against", "cmd:no-such-program"], "a program that can be started, got"),
         (["nadam", "--set", "rho=1"], "option must be one of lr, beta1"),
         (["nadam", "--set", "lr"], "--set must be NAME=NUMBER, got 'lr'"),
@@ -318,6 +318,14 @@ def test_the_first_difference_is_marked() -> None:
 def test_wrong_usage_says_what_is_required(arguments: list[str], text: str) -> None:
     output = " ".join(ran(*arguments, code=2).replace("│", " ").split())
     assert text in output
+
+
+def test_the_help_of_a_problem_names_each() -> None:
+    from refopt.cli.teach import PROBLEMS as named
+    from refopt.problems import PROBLEMS
+
+    assert named.split(", ") == [*PROBLEMS]
+    assert "noisy-quadratic" in ran("--help", code=0)
 
 
 def test_a_missing_name_is_an_error_of_python_too() -> None:

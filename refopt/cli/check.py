@@ -397,7 +397,11 @@ def starter(command: list[str], optimizer: str, seconds: float) -> Callable[[], 
 
 
 def command_of(
-    implementation: str | None, optimizer: str | None, python: str, path: Iterable[str] = ()
+    implementation: str | None,
+    optimizer: str | None,
+    python: str,
+    path: Iterable[str] = (),
+    argument: str = "IMPLEMENTATION",
 ) -> tuple[str, list[str]]:
     """(optimizer, command) of a program that speaks ROP/1; empty where something else is named.
 
@@ -414,7 +418,7 @@ def command_of(
     of = _optimizer(optimizer)
     if kind == "py":
         if not re.fullmatch(r"[\w.]+:\w+", named):
-            msg = f"IMPLEMENTATION must be py:MODULE:FUNCTION, got {implementation!r}"
+            msg = f"{argument} must be py:MODULE:FUNCTION, got {implementation!r}"
             raise typer.BadParameter(msg)
         if shutil.which(python) is None:
             msg = f"--python must be a Python interpreter, got {python!r}"
@@ -423,10 +427,10 @@ def command_of(
     try:
         command = shlex.split(named)
     except ValueError as error:
-        msg = f"IMPLEMENTATION must be cmd:PROGRAM ARGUMENT…, got {implementation!r}: {error}"
+        msg = f"{argument} must be cmd:PROGRAM ARGUMENT…, got {implementation!r}: {error}"
         raise typer.BadParameter(msg) from None
     if not command or shutil.which(command[0]) is None:
-        msg = f"IMPLEMENTATION must be cmd: and a program that can be started, got {named!r}"
+        msg = f"{argument} must be cmd: and a program that can be started, got {named!r}"
         raise typer.BadParameter(msg)
     return of, command
 

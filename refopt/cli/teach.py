@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -16,7 +17,10 @@ from refopt.cli.diagnose import Python
 Optimizer = Annotated[
     str, typer.Argument(metavar="OPTIMIZER", help="By name, as nadam.", show_default=False)
 ]
-Problem = Annotated[str, typer.Option(metavar="NAME", help="What is minimised.")]
+PROBLEMS = (
+    "quadratic, rosenbrock, beale, himmelblau, rastrigin, saddle, noisy-quadratic, logistic, digits"
+)
+Problem = Annotated[str, typer.Option(metavar="NAME", help=f"What is minimised: {PROBLEMS}.")]
 Set = Annotated[
     list[str] | None,
     typer.Option(
@@ -40,15 +44,17 @@ class Form(StrEnum):
 
 def numbers(given: list[str] | None) -> dict[str, Any]:
     """Hyperparameters as numbers by name; a whole number stays one."""
-    found: dict[str, Any] = {}
-    for text in given or []:
-        name, _, value = text.partition("=")
-        try:
-            found[name] = int(value) if value.isdigit() else float(value)
-        except ValueError:
-            msg = f"--set must be NAME=NUMBER, got {text!r}"
-            raise typer.BadParameter(msg) from None
-    return found
+    from refopt.teach import runs
+
+    try:
+        return runs.numbers("--set", given or ())
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def columns() -> int:
+    """Of the terminal; into a file or a pipe 80."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 80
 
 
 def known_dtype(name: str) -> str:
@@ -121,7 +127,9 @@ def trace(
                 parameter=parameter,
                 element=int(element) if element and element.isdigit() else element,
                 python=python,
-                command=command_of(against, optimizer, python)[1] if program else (),
+                command=command_of(against, optimizer, python, argument="--against")[1]
+                if program
+                else (),
             )
         except IndexError as error:
             raise typer.BadParameter(str(error)) from None
@@ -164,9 +172,9 @@ def explain(
             found = explained.forms(what, profile)
             typer.echo(explained.PRINTED["latex" if latex else "mathml"](found))
         elif profile != "documented":
-            typer.echo(explained.optimizer(what, profile), nl=False)
+            typer.echo(explained.optimizer(what, profile, columns()), nl=False)
         else:
-            typer.echo(explained.anything(what), nl=False)
+            typer.echo(explained.anything(what, columns()), nl=False)
 
 
 @app.command(cls=Command)

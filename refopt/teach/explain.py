@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
@@ -21,6 +23,10 @@ from refopt.teach.runs import Setting, known, setting
 
 Lines = dict[str, str]
 """Equations: left side to right side, LaTeX."""
+
+
+WIDTH, LEAST = 80, 32
+"""Columns of a table, and of its last column beside the others."""
 
 
 class Form(NamedTuple):
@@ -127,8 +133,11 @@ def _width(x: str) -> int:
 
 
 # -- an optimizer ---------------------------------------------------------------------------------
-def optimizer(name: str, profile: str = "documented") -> str:
-    """An optimizer: its equations, symbols, hyperparameters, and what it keeps."""
+def optimizer(name: str, profile: str = "documented", width: int = WIDTH) -> str:
+    """An optimizer: its equations, symbols, hyperparameters, and what it keeps.
+
+    width: columns that tables may take; equations stay whole.
+    """
     data, s = spec.load(name), setting(name, profile)
     found = forms(name, profile)
     every = {left: right for form in found for left, right in form.lines.items()}
@@ -138,11 +147,11 @@ def optimizer(name: str, profile: str = "documented") -> str:
             "\n".join([*([f"{form.title}:"] if form.title else []), *text(form.lines)])
             for form in found
         ),
-        "Symbols\n" + _table([(unicode(x), meaning) for x, meaning in symbols(name, every)]),
+        "Symbols\n" + _table([(unicode(x), meaning) for x, meaning in symbols(name, every)], width),
         "Hyperparameters\n"
-        + _table([("", "", "default", "range", "meaning"), *hyperparameters(name, profile)]),
-        "State\n" + "\n".join(f"  {line}" for line in memory(s)),
-        "Sources\n" + "\n".join(f"  {source}" for source in data["sources"]),
+        + _table([("", "", "default", "range", "meaning"), *hyperparameters(name, profile)], width),
+        "State\n" + "\n".join(_wrapped(x, "  ", "    ", width) for x in memory(s)),
+        "Sources\n" + "\n".join(_wrapped(x, "  ", "    ", width) for x in data["sources"]),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -285,8 +294,8 @@ def difference(name: str, one: str, other: str) -> str:
 
 
 # -- anything else with a name --------------------------------------------------------------------
-def anything(name: str) -> str:
-    """What an optimizer, clause, profile, vector, hyperparameter or option is.
+def anything(name: str, width: int = WIDTH) -> str:
+    """What an optimizer, clause, profile, vector, hyperparameter or option is; see `optimizer`.
 
     Raises
     ------
@@ -294,14 +303,16 @@ def anything(name: str) -> str:
         Nothing has that name.
     """
     if name in RULES:
-        return optimizer(name)
+        return optimizer(name, width=width)
     for found in (clause, profile, vector, argument):
         parts = list(found(name))
         if parts:
             return "\n".join(parts).rstrip() + "\n"
-    profiles = dict.fromkeys(p for rule in RULES.values() for p in rule.PROFILES)
-    ends = ("a clause as NAD-5.3", "a hyperparameter", "an option", "a vector (refopt list)")
-    raise Unknown(argument="WHAT", known=[*RULES, *profiles, *ends], got=name)
+    names = {*RULES, *(x for rule in RULES.values() for x in (*rule.PROFILES, *rule.OPTIONS))}
+    names |= {h for each in RULES for h in spec.load(each)["hyperparameters"]}
+    near = difflib.get_close_matches(name, sorted(names)) or RULES
+    kinds = ("a profile as keras-3", "a clause as NAD-5.3", "a hyperparameter", "an option")
+    raise Unknown(argument="WHAT", known=[*near, *kinds, "a vector (refopt list)"], got=name)
 
 
 def clause(id_: str) -> Iterator[str]:
@@ -337,8 +348,9 @@ def profile(name: str) -> Iterator[str]:
     """A profile: what it follows, and where it differs from what is documented."""
     for optimizer_, rule in RULES.items():
         if name in rule.PROFILES:
-            yield f"{optimizer_}, {name}: {rule.PROFILES[name].source}\n"
-            yield difference(optimizer_, "documented", name)
+            yield f"{optimizer_}, {name}: {rule.PROFILES[name].source}"
+            if name != "documented":
+                yield f"\n{difference(optimizer_, 'documented', name)}"
 
 
 def vector(pattern: str) -> Iterator[str]:
@@ -373,14 +385,27 @@ def argument(name: str) -> Iterator[str]:
             yield from text(_other(s, rule.configured(full, s.hyper, {name: True})))
 
 
-def _table(rows: list[tuple[str, ...]]) -> str:
-    """Columns beside each other, the last as it is."""
-    widths = [max(map(_width, column)) for column in zip(*rows, strict=True)]
+def _table(rows: list[tuple[str, ...]], width: int = WIDTH) -> str:
+    """Columns beside each other; the words of the last go on below, from a place that leaves room.
+
+    Where none is left beside the others, the last stands below them.
+    """
+    *widths, _ = (max(map(_width, column)) for column in zip(*rows, strict=True))
+    indent = " " * (sum(widths) + 2 * len(widths) + 2)
+    beside = width - len(indent) >= LEAST
+    indent = indent if beside else " " * 6
     lines = []
-    for row in rows:
+    for *row, last in rows:
         cells = [x + " " * (n - _width(x)) for x, n in zip(row, widths, strict=True)]
-        lines.append("  " + "  ".join(cells).rstrip())
+        parts = ["  ".join([*cells, last])] if beside else ["  ".join(cells).rstrip(), last]
+        lines += [_wrapped(parts[0], "  ", indent, width)]
+        lines += [_wrapped(part, indent, indent, width) for part in parts[1:]]
     return "\n".join(lines)
+
+
+def _wrapped(x: str, first: str, later: str, width: int) -> str:
+    given: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+    return textwrap.fill(x, width, initial_indent=first, subsequent_indent=later, **given)
 
 
 PRINTED: dict[str, Callable[[list[Form]], str]] = {"latex": latex, "mathml": mathml}

@@ -16,7 +16,17 @@ import numpy as np
 from refopt.errors import MissingExtra, Unknown
 from refopt.oracle.replay import Replay
 from refopt.problems import Landscape, Problem
-from refopt.teach.runs import OnBalls, Setting, Taken, exact, known, problem_of, setting, taken
+from refopt.teach.runs import (
+    OnBalls,
+    Setting,
+    Taken,
+    exact,
+    known,
+    numbers,
+    problem_of,
+    setting,
+    taken,
+)
 from refopt.teach.trace import case_of
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -82,10 +92,7 @@ def parsed(text: str, problem: Problem) -> tuple[str, Setting]:
     """
     name, _, rest = text.partition(":")
     optimizer, _, profile = name.partition("/")
-    given: dict[str, Any] = {}
-    for part in filter(None, rest.split(",")):
-        key, _, value = part.partition("=")
-        given[key] = int(value) if value.isdigit() else float(value)
+    given = numbers("a hyperparameter of OPTIMIZER", filter(None, rest.split(",")))
     return text, setting(optimizer, profile or "documented", given, problem)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -20,6 +20,22 @@ def known(argument: str, table: Mapping[str, Any], name: str) -> Any:
     if name not in table:
         raise Unknown(argument, table, name)
     return table[name]
+
+
+def numbers(argument: str, given: Iterable[str]) -> dict[str, Any]:
+    """Hyperparameters by name from NAME=NUMBER each; a whole number stays one.
+
+    Raises ValueError where one is not that.
+    """
+    found: dict[str, Any] = {}
+    for text in given:
+        name, _, value = text.partition("=")
+        try:
+            found[name] = int(value) if value.isdigit() else float(value)
+        except ValueError:
+            msg = f"{argument} must be NAME=NUMBER, got {text!r}"
+            raise ValueError(msg) from None
+    return found
 
 
 class Setting(NamedTuple):
