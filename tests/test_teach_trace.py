@@ -321,10 +321,10 @@ def test_wrong_usage_says_what_is_required(arguments: list[str], text: str) -> N
 
 
 def test_the_help_of_a_problem_names_each() -> None:
-    from refopt.cli.teach import PROBLEMS as named
+    from refopt.cli import teach
     from refopt.problems import PROBLEMS
 
-    assert named.split(", ") == [*PROBLEMS]
+    assert teach.PROBLEMS.split(", ") == [*PROBLEMS]
     assert "noisy-quadratic" in ran("--help", code=0)
 
 
