@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from refopt.interp.formats import FORMATS, from_bits, to_bits
-from refopt.oracle import spec
+from refopt.oracle import golden, spec
 
 BASE = {
     "lr": "0.1",
@@ -125,11 +125,100 @@ def sources(optimizer: str) -> Iterator[dict[str, Any]]:
     Those of an optimizer without layers stand in its specification, under `vectors`, which may
     name the dtypes.
     """
-    both = ("float32", "float64")
+    both, gone = ("float32", "float64"), golden.retired()
     if optimizer == "thor":
-        yield from (_source(*row, dtype) for row in ROWS for dtype in both)
+        made = (_source(*row, dtype) for row in ROWS for dtype in both)
+        yield from (source for source in made if source["id"] not in gone)
+    for edge in EDGES:
+        if edge.optimizer == optimizer:
+            yield from (_of_numbers(edge, dtype) for dtype in edge.dtypes)
     for row in spec.load(optimizer).get("vectors", []):
         yield from (_stated(optimizer, row, dtype) for dtype in row.get("dtypes", both))
+
+
+class Edge(NamedTuple):
+    """An input of numbers that no recording has."""
+
+    optimizer: str
+    slug: str
+    comment: str
+    tag: str
+    hyper: str  # name=value …
+    shapes: tuple[tuple[int, ...], ...]
+    steps: int
+    special: tuple[float, ...] = ()  # one element in three is one of these
+    dtypes: tuple[str, ...] = ("float32", "float64")
+    options: tuple[str, ...] = ()
+    nothing: tuple[tuple[int, int, float | None], ...] = ()  # (step, parameter, its gradient)
+
+
+SHAPES = ((), (2, 3), (17,))
+ZEROS = (0.0, -0.0, 1e-12, -1e-15, 2e4)
+NOT_FINITE = (math.nan, math.inf, -math.inf)
+NAD, RMS = "lr=0.05 beta1=0.9 beta2=0.99 momentum_decay=0.3", "lr=0.05 rho=0.9"
+NOTHING = ((1, 0, 0.0), (2, 1, 0.0), (3, 2, None))
+STILL = ((1, 0, 0.0), (2, 0, 0.0), (3, 0, 0.0))
+HALF = ("float16", "bfloat16")
+EDGES = (
+    Edge("nadam", "zeros", "A gradient of zeros is one, and none is none.",
+        "zero", f"{NAD} epsilon=0.01 weight_decay=0.0", SHAPES, 4, ZEROS, nothing=NOTHING),
+    Edge("nadam", "epsilon-zero", "Zero over zero is NaN; what moves is divided by its root alone.",
+        "epsilon", f"{NAD} epsilon=0.0 weight_decay=0.0", ((), (4,)), 3, nothing=STILL),
+    Edge("nadam", "long", "More steps than any other has.",
+        "long", f"{NAD} epsilon=0.01 weight_decay=0.1", ((2, 1),), 30, dtypes=("float32",),
+        options=("decoupled_weight_decay",)),
+    Edge("nadam", "not-finite", "NaN and infinities go their way through the moments.",
+        "nan", f"{NAD} epsilon=0.01 weight_decay=0.0", ((7,),), 2, NOT_FINITE, ("float32",)),
+    Edge("nadam", "half-epsilon", "In 16 bits the usual epsilon is not seen.",
+        "half", f"{NAD} epsilon=1e-8 weight_decay=0.1", ((5,),), 4, dtypes=HALF),
+    Edge("rmsprop", "zeros", "A gradient of zeros is one, and none is none.",
+        "zero", f"{RMS} momentum=0.5 epsilon=0.01", SHAPES, 4, ZEROS, nothing=NOTHING),
+    Edge("rmsprop", "zero-by-zero", "Zero over zero is NaN; what moves has its root alone.",
+        "epsilon", f"{RMS} momentum=0.0 epsilon=0.0", ((), (4,)), 3, nothing=STILL),
+    Edge("rmsprop", "not-finite", "NaN stays whatever is clipped, and infinities do not.",
+        "nan", f"{RMS} momentum=0.5 epsilon=0.01 clipvalue=0.5", ((7,),), 2, NOT_FINITE,
+        ("float32",)),
+    Edge("rmsprop", "global-infinite", "A norm without end makes every element NaN.",
+        "nan", f"{RMS} momentum=0.0 epsilon=0.01 global_clipnorm=0.5", ((3,), (2,)), 2,
+        dtypes=("float32",), nothing=((2, 1, math.inf),)),
+    Edge("rmsprop", "half-epsilon", "In 16 bits the usual epsilon is not seen.",
+        "half", f"{RMS} momentum=0.9 epsilon=1e-8", ((5,),), 4, dtypes=HALF),
+)  # fmt: skip
+"""Shapes, zeros, what is not finite, the usual epsilon in 16 bits, and more steps."""
+
+OPTIONS = {"nadam": ("maximize", "decoupled_weight_decay"), "rmsprop": ("centered",)}
+
+
+def _of_numbers(edge: Edge, dtype: str) -> dict[str, Any]:
+    """The JSON object of such an input, the same numbers in each dtype."""
+    source, single, f = random.Random(edge.slug), FORMATS["float32"], FORMATS[dtype]
+
+    def drawn(shape: tuple[int, ...], special: tuple[float, ...]) -> str:
+        values = [
+            source.choice(special)
+            if special and source.random() < 1 / 3
+            else source.choice((-1, 1)) * 10 ** source.uniform(-1.5, 0.5)
+            for _ in range(math.prod(shape))
+        ]
+        return to_bits(from_bits(to_bits(values, single), single), f)
+
+    params = [
+        {"dtype": dtype, "shape": [*shape], "bits": drawn(shape, (0.0, -0.0))}
+        for shape in edge.shapes
+    ]
+    grads: list[list[str | None]] = [
+        [drawn(shape, edge.special) for shape in edge.shapes] for _ in range(edge.steps)
+    ]
+    for t, i, x in edge.nothing:
+        grads[t - 1][i] = None if x is None else to_bits([x] * math.prod(edge.shapes[i]), f)
+    ending = "bf16" if dtype == "bfloat16" else f"f{dtype[-2:]}"
+    return {
+        **{"id": f"{edge.optimizer}.vector.{edge.slug}.{ending}", "comment": edge.comment},
+        **{"tags": [edge.tag], "params": params, "grads": grads, "steps": edge.steps},
+        "record": [*range(1, edge.steps + 1)],
+        "hyper": dict(pair.split("=") for pair in edge.hyper.split()),
+        "options": {name: int(name in edge.options) for name in OPTIONS[edge.optimizer]},
+    }
 
 
 def _stated(optimizer: str, row: dict[str, Any], dtype: str) -> dict[str, Any]:

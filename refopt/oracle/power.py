@@ -21,6 +21,9 @@ from refopt.typing import Profile
 Shown = dict[int, list[Any]]
 """Step -> the values of each parameter after it."""
 
+SPECIAL = {"zero", "zero-by-zero", "not-finite", "weight_decay-zero"}
+"""What a vector has by its numbers."""
+
 FIRST = 6
 """The steps in which a hyperparameter has to show."""
 
@@ -97,7 +100,9 @@ def exercised(case: Case, run: Run, profile: Profile, axes: list[str]) -> list[s
     """The clauses that a vector exercises.
 
     Those of the axes on which it excludes an alternative; of the hyperparameters without whose
-    value its run would be a violation; and of what it has (`exercised` in the specification).
+    value its run would be a violation; and of what it has (`exercised` in the specification, words
+    that are all needed joined by +), which is read from the input. A clause about zeros or what is
+    not finite is exercised by a vector that has them, and by no other.
     """
     optimizer = case.id.partition(".")[0]
     data = spec.load(optimizer)
@@ -105,8 +110,13 @@ def exercised(case: Case, run: Run, profile: Profile, axes: list[str]) -> list[s
     for name, described in data["hyperparameters"].items():
         if _hinges(case, run, profile, name, whole="whole" in described["range"]):
             found.add(described["clause"])
-    for word in features(case, run):
-        found |= set(data["exercised"].get(word, ()))
+    there = features(case, run)
+    for words, clauses in data["exercised"].items():
+        needed = {*words.split("+")}
+        if needed <= there:
+            found |= {*clauses}
+        else:
+            found -= {*clauses} if needed & SPECIAL else set()
     known = [clause["id"] for clause in data["clauses"]]
     return sorted(found, key=known.index)
 
@@ -142,6 +152,9 @@ def features(case: Case, run: Run) -> set[str]:
         "changes": bool(case.changes),
         "order": bool(case.orders),
         "zero": any(g is not None and not any(_values(g)) for g in flat),
+        "zero-by-zero": case.hyper.get("epsilon") == 0 and _always_zero(case),
+        "weight_decay-zero": case.hyper.get("weight_decay") == 0,
+        "not-finite": not all(math.isfinite(x) for g in flat if g is not None for x in _values(g)),
         **{x.name: True for x in case.hyper.values() if isinstance(x, Schedule)},
         **{name: bool(on) for name, on in case.options.items()},
         **{name: x not in (0, 1) for name, x in case.hyper.items()},
@@ -153,6 +166,15 @@ def features(case: Case, run: Run) -> set[str]:
         found["between"] = case.hyper.get("frequency", 100.0) <= case.steps
         found["row-a-step"] = any(isinstance(x, list) for x in case.hyper.values())
     return {word for word, there in found.items() if there}
+
+
+def _always_zero(case: Case) -> bool:
+    """Whether some element has never another gradient than zero."""
+    for i in range(len(case.params)):
+        rows = [row[i] for row in case.grads if row[i] is not None]
+        if any(not any(x) for x in zip(*map(_values, rows), strict=True)):
+            return True
+    return False
 
 
 def _values(grad: Any) -> list[float]:

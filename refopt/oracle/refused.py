@@ -19,7 +19,7 @@ from refopt.optim.nadam import NAdam
 from refopt.optim.parameter import Parameter
 from refopt.optim.rmsprop import RMSprop
 from refopt.optim.thor import THOR
-from refopt.oracle import golden, spec
+from refopt.oracle import golden, power, spec
 from refopt.oracle.golden import Case
 from refopt.oracle.own import numpy_run
 from refopt.typing import Profile
@@ -84,6 +84,8 @@ def clauses(source: Source) -> list[str]:
     found = {data["hyperparameters"][name]["clause"] for name in names}
     for word in words:
         found |= {*data["exercised"].get(word, ())}
+    for word, special in data["exercised"].items():
+        found -= {*special} if {*word.split("+")} & power.SPECIAL else set()
     return sorted(found, key=[clause["id"] for clause in data["clauses"]].index)
 
 

@@ -166,7 +166,7 @@ class Elements(Space):
 
     def sum(self, x: Any) -> Any:
         """The sum of all elements, shape (1,)."""
-        first, *rest = reversed(x) if self.style.reversed else x
+        first, *rest = [*x][:: self._direction] or [Element(0.0, self.style)]
         return _array([sum(rest, first)])
 
     def take(self, x: Any, indices: tuple[int, ...], size: int) -> Any:

@@ -116,7 +116,7 @@ class Judge:
         self._ticked: dict[int, dict[int, Any]] = {}  # step -> coefficients by group
         with precision():
             states = self._replay(clocks=True).start().states
-        self._kept = {q for state in states for q in Replay.kept(state)}
+        self.kept = {q for state in states for q in Replay.kept(state)}
 
     def verdict(self, *, axes: bool = True, skip: Container[tuple[str, str]] = ()) -> Verdict:
         """Every observation, and with `axes` every alternative that may be told apart.
@@ -174,6 +174,9 @@ class Judge:
         settings = [choices for _, choices in self.settings()]
         for axis, named in self.rule.AXES.items():
             same = set().union(*(equal(self.rule, axis, choices) for choices in settings))
+            # what is equal to the profile's own choice differs where an option is off by it alone
+            own = getattr(self.profile.choices, axis, None)
+            same |= {n for n in equal(self.rule, axis, self.profile.choices) if named[n] is not own}
             yield from ((axis, name, choice) for name, choice in named.items() if name not in same)
 
     def named(self, most: int | None = None) -> list[Changes]:
@@ -216,7 +219,7 @@ class Judge:
         """A check as a verdict has it; of a case of different elements under its own place."""
         found = _finding(check)
         places = self.case.source.get("elements")
-        if places is None or check.quantity not in (*self._kept, "param"):
+        if places is None or check.quantity not in (*self.kept, "param"):
             return found
         return found._replace(element=places[check.parameter][check.element])
 
@@ -229,9 +232,9 @@ class Judge:
         assert self._deciding is not None
         return check[:4] not in self._deciding
 
-    def of_arrays(self) -> Judge:
-        """The same without the counters that the run shows."""
-        counters = self.rule.Clock._fields
+    def of_arrays(self, keep: str = "") -> Judge:
+        """The same without the counters that the run shows, except one to `keep`."""
+        counters = {*self.rule.Clock._fields} - {keep}
         steps = {
             t: {q: x for q, x in step.items() if q not in counters}
             for t, step in self.run.steps.items()
@@ -287,11 +290,11 @@ class Judge:
         from a state that lies inside an envelope lies inside what follows from that.
         """
         replay, steps = self._replay(), self.run.steps
-        for t, before in self._before({}, self._kept):
+        for t, before in self._before({}, self.kept):
             self._starts[t], self._ticked[t] = self._start(replay, t, before), {}
             memory = replay.step(t, self._starts[t], self._ticked[t])
             yield from _compare(replay, self.run, t, memory, FORCED)
-        gap = max((t for t in steps if not self._known(t, self._kept)), default=0)
+        gap = max((t for t in steps if not self._known(t, self.kept)), default=0)
         for t, memory in replay.open_loop() if gap else ():
             if t in steps:
                 yield from _compare(replay, self.run, t, memory, OPEN)
@@ -352,7 +355,7 @@ class Judge:
             for t, memory in replay.open_loop():
                 if t in run.steps:
                     yield from _compare(replay, run, t, memory, OPEN)
-        elif self._starts and kept == self._kept and set(changed) <= set(self.rule.ARRAY_AXES):
+        elif self._starts and kept == self.kept and set(changed) <= set(self.rule.ARRAY_AXES):
             for t, start in self._starts.items():
                 memory = replay.step(t, start, self._ticked[t])
                 yield from _compare(replay, run, t, memory, FORCED)

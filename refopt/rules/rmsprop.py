@@ -829,6 +829,7 @@ SAME_EXACTLY: dict[str, tuple[frozenset[str], ...]] = {
     "scalars": (frozenset(AXES["scalars"]),),
     "schedule": (frozenset(AXES["schedule"]),),
     "decay": (frozenset({"decoupled", "decoupled-factor"}),),
+    "variance": (frozenset({"centered", "clamped"}),),  # v - a^2 is never below 0
     "second": (frozenset(AXES["second"]),),
     "mean": (frozenset(AXES["mean"]),),
     "idle": (frozenset(AXES["idle"]),),  # μ is 0: 0 times a buffer that is infinite is NaN
