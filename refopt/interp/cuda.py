@@ -219,7 +219,7 @@ class Pass(fused.Pass):
         super().__init__(items)
         self.apart = self.apart and all(group.fits for group in self._groups)
 
-    def takes(self, grads: Sequence[Any]) -> bool:
+    def takes(self, grads: Sequence[Any], alike: bool = False) -> bool:
         """Take the gradients of a step; False where one has gaps, or shares memory."""
         return all(map(writable, grads)) and super().takes(grads)
 
@@ -232,6 +232,7 @@ class Pass(fused.Pass):
 class _Group:
     """The parameters of one program."""
 
+    apart: Sequence[int] = ()
     compiled = parallel = False  # launched from Python: `uninterrupted` is needed
 
     def __init__(

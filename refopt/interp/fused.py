@@ -12,6 +12,7 @@ import atexit
 import functools
 import hashlib
 import importlib.util
+import inspect
 import operator
 import os
 import re
@@ -548,8 +549,8 @@ def uninterrupted() -> Iterator[None]:
     try:
         with ExitStack() as restored:
             if threading.current_thread() is threading.main_thread():
-                for number in SIGNALS:
-                    if callable(handler := signal.getsignal(number)):  # of Python
+                for number, handler in zip(SIGNALS, map(_handler, SIGNALS), strict=True):
+                    if callable(handler):  # of Python
                         restored.callback(signal.signal, number, handler)
                         signal.signal(number, lambda *args: came.append(args))
             yield
@@ -558,7 +559,8 @@ def uninterrupted() -> Iterator[None]:
             signal.getsignal(number)(number, frame)  # type: ignore[operator, misc]
 
 
-SIGNALS = signal.valid_signals()
+SIGNALS = tuple(signal.valid_signals())
+_handler = inspect.unwrap(signal.getsignal)  # in C
 
 
 def writable(x: Any) -> bool:
@@ -631,14 +633,18 @@ class Pass:
         False too where one does not fit its parameter, or another array was changed in place.
         """
         now = forms([*self._arrays, *grads], self._form)
-        if now == self._forms and same([*map(operator.call, self._given)], grads):
-            return True
+        if now == self._forms:
+            there = same([*map(operator.call, self._given)], grads)
+            return there or self.takes(grads, alike=not any(group.apart for group in self._groups))
         n = len(self._arrays)
         held = all(x[:n] == y[:n] for x, y in zip(now, self._forms, strict=True))
         return held and [x[n:] for x in now[:2]] == self._like and self.takes(grads)
 
-    def takes(self, grads: Sequence[Any]) -> bool:
-        """Take the gradients of a step; False where one shares memory with what is written."""
+    def takes(self, grads: Sequence[Any], alike: bool = False) -> bool:
+        """Take the gradients of a step; False where one shares memory with what is written.
+
+        `alike`: they are laid out as the last ones were.
+        """
         start = []
         for grad in grads:
             low, high = extent(grad)
@@ -647,6 +653,11 @@ class Pass:
                 return False
             start.append(low)
         self._given = []  # until all are taken
+        if alike:
+            for group in self._groups:
+                group.move(start)
+            self._given = [*map(weakref.ref, grads)]
+            return True
         if not all(group.take(grads, start) for group in self._groups):
             return False
         self.ready()  # others may be without gaps now
@@ -719,10 +730,16 @@ class _Group:
         if self.slot is None:
             self._meet([x[0].flags for x in given], None)
 
+    def move(self, start: Sequence[int]) -> None:
+        """Take gradients of the same layout."""
+        if self.slot is not None:
+            self.table[:, self.slot] = [*map(start.__getitem__, self.members)]
+            self.rows = []
+
     def take(self, grads: Sequence[Any], start: Sequence[int]) -> bool:
         if self.slot is not None:
             own = [grads[i] for i in self.members]
-            self.table[:, self.slot] = [start[i] for i in self.members]
+            self.move(start)
             self._meet([x.flags for x in own], own)
         return True
 

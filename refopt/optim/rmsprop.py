@@ -337,15 +337,15 @@ global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency, **kwargs
             scheduled = np.asarray(self._scheduled())
             then.append(partial(rate.data.__setitem__, (), scheduled))
             rate = scheduled
-        hyper = last.hyper._replace(lr=self._rate(rate))
+        hyper = last.hyper
+        if self._schedule is not None or rate._data.item() != hyper.lr:
+            hyper = hyper._replace(lr=self._rate(rate))
         rows: dict[Kind, Any] = {}
         for kind in dict.fromkeys(last.kinds):  # all variables have one count
             if not kind.takes(hyper):
                 return False
-            clock, choices = rule.Clock(done), kind.profile.choices
-            scalars, clock = rule.tick(clock, hyper, choices, num=kind.num)
-            rows[kind] = kind.numbers(scalars, kind.settled)
-        then.append(partial(last.count.__setitem__, (), int(clock.t)))
+            rows[kind], (t,) = kind.clockwork()(rule.Clock(done), kind.settled)
+        then.append(partial(last.count.__setitem__, (), int(t)))
         last.step.run(grads, [*map(rows.__getitem__, last.kinds)], then)
         return True
 
