@@ -52,19 +52,21 @@ def load(optimizer: str) -> dict[str, Any]:
 
 
 def equations(
-    optimizer: str, choices: Any, *, sparse: bool = False, layer: str = ""
+    optimizer: str, choices: Any, *, hyper: Any = None, sparse: bool = False, layer: str = ""
 ) -> dict[str, str]:
     """The equations of a step, from the rule: left side to right side, both LaTeX.
 
     Every quantity with a symbol of its own is one line; what has none is written out in place.
-    `sparse`: the gradient is given by rows. `layer`: the kind of the layer, for a rule of layers;
+    `hyper`: hyperparameters by which a formula is chosen where it depends on one; by default the
+    examples of the specification. `sparse`: the gradient is given by rows. `layer`: the kind of the layer, for a rule of layers;
     a dense one if none is named.
     """
     spec = load(optimizer)
     if hasattr(RULES[optimizer], "Layer"):
         results = _of_layer(optimizer, choices, layer or "dense")
     else:
-        results = _of_parameter(optimizer, choices, sparse=sparse)
+        hyper = hyper or RULES[optimizer].Hyper(**spec.get("examples", {}))
+        results = _of_parameter(optimizer, choices, hyper, sparse=sparse)
     symbols = {**spec["inputs"], **spec["quantities"]}
     named = {name: results[name] for name in symbols if name in results}
     definitions = trace.define(named, renamed=spec["renamed"])
@@ -80,12 +82,14 @@ def equations(
     }
 
 
-def _of_parameter(optimizer: str, choices: Any, *, sparse: bool) -> dict[str, trace.Node]:
+def _of_parameter(
+    optimizer: str, choices: Any, examples: Any, *, sparse: bool
+) -> dict[str, trace.Node]:
     """Every value of one step of a parameter that the rule takes by itself."""
-    rule, spec = RULES[optimizer], load(optimizer)
+    rule = RULES[optimizer]
     xp, num = trace.NAMESPACE, trace.FORMULA_NUMBERS
     param, grad = trace.name("param"), trace.name("grad")
-    hyper = trace.symbols(rule.Hyper, "hyper", rule.Hyper(**spec.get("examples", {})))
+    hyper = trace.symbols(rule.Hyper, "hyper", examples)
     started, _ = rule.init(param, choices, xp=xp, num=num)
     state = rule.State(
         *(None if x is None else trace.name(f"state.{f}") for f, x in started._asdict().items())
@@ -114,7 +118,7 @@ def _of_parameter(optimizer: str, choices: Any, *, sparse: bool) -> dict[str, tr
         "decayed.p": decayed[0][0],
         **trace.fields(quantities, "quantities"),
     }
-    if results["decayed.p"] is param and "param" not in spec["renamed"]:
+    if results["decayed.p"] is param and "param" not in load(optimizer)["renamed"]:
         del results["decayed.p"]
     return results
 

@@ -67,7 +67,7 @@ def forms(optimizer: str, profile: str = "documented") -> list[Form]:
     """
     s = setting(optimizer, profile)
     plain, full = s.profile.choices, s.rule.PROFILES[profile].choices
-    found = [Form("", spec.equations(optimizer, plain))]
+    found = [Form("", spec.equations(optimizer, plain, hyper=s.hyper))]
     for block in spec.load(optimizer)["blocks"]:
         if "layer" in block:
             lines = spec.equations(optimizer, plain, layer=block["layer"])
@@ -76,11 +76,14 @@ def forms(optimizer: str, profile: str = "documented") -> list[Form]:
             found.append(Form(block["title"], _asked(s, block)))
     if profile != "documented":
         axes = spec.load(optimizer)["axes"]
+        asked = s.rule.configured(full, s.hyper, dict.fromkeys(s.rule.OPTIONS, True))
         for axis in s.rule.AXES:
             choice = getattr(full, axis)
             if choice is not getattr(plain, axis):
                 name = name_of(s.rule, axis, choice)
-                lines = _other(s, s.profile.choices._replace(**{axis: choice}))
+                # what no option asks for, other hyperparameters do
+                hyper = s.hyper if getattr(asked, axis) is choice else None
+                lines = _other(s, plain._replace(**{axis: choice}), hyper)
                 text = axes[axis]["alternatives"][name]["text"]
                 found.append(Form(f"Asked for {axis}, {name}: {text}", lines))
     return [form for form in found if form.lines]
@@ -88,15 +91,16 @@ def forms(optimizer: str, profile: str = "documented") -> list[Form]:
 
 def _asked(s: Setting, block: Mapping[str, Any]) -> Lines:
     if "options" in block:
-        return _other(s, s.rule.configured(s.profile.choices, s.rule.Hyper(), block["options"]))
+        choices = s.rule.configured(s.profile.choices, s.rule.Hyper(), block["options"])
+        return _other(s, choices, s.hyper)
     named = {axis: s.rule.AXES[axis][name] for axis, name in block["choices"].items()}
     return _other(s, s.profile.choices._replace(**named))
 
 
-def _other(s: Setting, choices: Any) -> Lines:
-    """The equations that other choices have and these have not."""
-    plain = spec.equations(s.optimizer, s.profile.choices)
-    other = spec.equations(s.optimizer, choices)
+def _other(s: Setting, choices: Any, hyper: Any = None) -> Lines:
+    """The equations that other choices have, and hyperparameters, and these have not."""
+    plain = spec.equations(s.optimizer, s.profile.choices, hyper=s.hyper)
+    other = spec.equations(s.optimizer, choices, hyper=hyper)
     return {left: right for left, right in other.items() if plain.get(left) != right}
 
 
