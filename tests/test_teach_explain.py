@@ -76,28 +76,42 @@ def test_the_documented_equations_are_those_of_the_page_line_by_line(name: str) 
     assert beside <= {"To maximise", "With Nesterov momentum"}  # which pages say in words
 
 
-BESIDE = Path(__file__).parent / "equations.txt"
-"""What releases print that no page has: "optimizer | equation", each read beside the source of the
-release or the text of its axis. `python tests/test_teach_explain.py` renews it, to be read again.
+READ = Path(__file__).parent / "equations.txt"
+"""What each profile prints that no page has, beside what it was read against.
+
+`python tests/test_teach_explain.py` renews it; a profile whose lines changed is to be read again.
 """
+AGAIN = "to be read"
 
 
-def beside(name: str, profile: str) -> set[str]:
+def beside(name: str, profile: str) -> list[str]:
     """The equations of a profile that are not on its page."""
     page = {line["latex"] for line in spec.load(name)["equations"]}
     forms = explain.forms(name, profile)
-    lines = {f"{left} = {right}" for form in forms for left, right in form.lines.items()}
-    return {f"{name} | {line}" for line in lines - page}
+    lines = [f"{left} = {right}" for form in forms for left, right in form.lines.items()]
+    return [line for line in dict.fromkeys(lines) if line not in page]
+
+
+def noted() -> dict[str, tuple[str, list[str]]]:
+    """(what it was read against, the equations that were read) of "optimizer profile"."""
+    found = {}
+    for block in READ.read_text(encoding="utf-8").split("\n\n")[1:]:
+        head, *lines = block.strip().splitlines()
+        who, _, source = head.partition(": ")
+        found[who] = source, [line.strip() for line in lines]
+    return found
 
 
 @every
 def test_every_equation_of_a_profile_is_on_the_page_or_was_read(name: str, profile: str) -> None:
-    assert beside(name, profile) <= {*BESIDE.read_text(encoding="utf-8").splitlines()}
+    source, lines = noted()[f"{name} {profile}"]
+    assert beside(name, profile) == lines
+    assert source
+    assert AGAIN not in source
 
 
-def test_every_equation_that_was_read_is_printed() -> None:
-    printed = set().union(*(beside(*each) for each in EVERY))
-    assert BESIDE.read_text(encoding="utf-8").splitlines() == sorted(printed)
+def test_nothing_was_read_that_is_no_profile() -> None:
+    assert [*noted()] == [f"{name} {profile}" for name, profile in EVERY]
 
 
 @every
@@ -270,5 +284,12 @@ def test_a_name_of_nothing_is_wrong_usage_that_lists_what_there_is() -> None:
 
 
 if __name__ == "__main__":
-    found = sorted(set().union(*(beside(*each) for each in EVERY)))
-    BESIDE.write_text("".join(f"{line}\n" for line in found), encoding="utf-8")
+    head, known = READ.read_text(encoding="utf-8").split("\n\n")[0], noted()
+    blocks = [head]
+    for name, profile in EVERY:
+        source, lines = known.get(f"{name} {profile}", ("", []))
+        now = beside(name, profile)
+        mark = "" if source and now == lines else f"{AGAIN}; "
+        told = f"{name} {profile}: {mark}{source.removeprefix(f'{AGAIN}; ')}"
+        blocks.append("\n".join([told, *(f"    {line}" for line in now)]))
+    READ.write_text("\n\n".join(blocks) + "\n", encoding="utf-8")
