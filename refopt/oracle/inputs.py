@@ -162,8 +162,8 @@ HALF = ("float16", "bfloat16")
 EDGES = (
     Edge("nadam", "zeros", "A gradient of zeros is one, and none is none.",
         "zero", f"{NAD} epsilon=0.01 weight_decay=0.0", SHAPES, 4, ZEROS, nothing=NOTHING),
-    Edge("nadam", "epsilon-zero", "Zero over zero is NaN; what moves is divided by its root alone.",
-        "epsilon", f"{NAD} epsilon=0.0 weight_decay=0.0", ((), (4,)), 3, nothing=STILL),
+    Edge("nadam", "zero-by-zero", "Zero over zero is NaN; what moves is divided by its root alone.",
+        "epsilon", f"{NAD} epsilon=0.0 weight_decay=0.0", ((), (4,)), 1, nothing=NOTHING[:1]),
     Edge("nadam", "long", "More steps than any other has.",
         "long", f"{NAD} epsilon=0.01 weight_decay=0.1", ((2, 1),), 30, dtypes=("float32",),
         options=("decoupled_weight_decay",)),
