@@ -285,6 +285,8 @@ def _judged(case: Case, item: Item) -> Result:
 
 def _verdict(case: Case, item: Item, result: Result) -> Result:
     profile = profiles(case)[item.profile]
+    if item.together and profile.half == "stored":  # any program: it may round each operation
+        profile = profile._replace(half="each")
     run = item.run or numpy_run(case, profile, execution=item.execution)
     if run.error:
         refused = result.item._replace(detail="{type}: {message}".format(**run.error))
