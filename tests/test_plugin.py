@@ -115,9 +115,78 @@ def test_what_is_misused_is_said(tmp_path: Path, given: str, said: str) -> None:
         "refopt_timeout": 1.0,
         "refopt_select": "*",
     }
-    config: Any = SimpleNamespace(getoption=options.__getitem__)
+    config: Any = SimpleNamespace(getoption=options.__getitem__, getini=lambda name: [])
     with pytest.raises(pytest.UsageError, match=re.escape(said)):
         plugin.Asked(config, given)
+
+
+DECLINES = (
+    REPAIRED
+    + """
+
+def declines(param, grad, state, **hyper):
+    raise NotImplementedError("no such thing")
+
+
+declines.lacks = ["lr"]
+
+
+def owes(param, grad, state, lr, betas, eps, weight_decay, momentum_decay):
+    if weight_decay:
+        raise NotImplementedError("no decay")
+    return nadam(param, grad, state, lr, betas, eps, weight_decay, momentum_decay)
+
+
+def misnamed(param, grad, state, lr, beta1, **hyper):
+    return param, None
+
+
+def constant(param, grad, state, lr, betas, eps, weight_decay):
+    return nadam(param, grad, state, lr, betas, eps, weight_decay, 0.0)
+"""
+)
+
+
+@pytest.mark.parametrize("processes", ["0", "2"])
+def test_pytest_fails_where_nothing_was_decided(tmp_path: Path, processes: str) -> None:
+    project(tmp_path, DECLINES).joinpath("pyproject.toml").unlink()
+    options = ("--refopt-impl=py:mymodule:declines", "--refopt-optimizer=nadam")
+    code, output = run(tmp_path, "-q", "-n", processes, "--refopt-select=*.f64", *options)
+    assert code == pytest.ExitCode.TESTS_FAILED, output
+    assert counts(output).keys() == {"skipped"}
+    assert "refopt: py:mymodule:declines: nothing was decided" in output
+
+
+def test_a_must_vector_that_is_declined_fails(tmp_path: Path) -> None:
+    project(tmp_path, DECLINES).joinpath("pyproject.toml").unlink()
+    options = ("--refopt-impl=py:mymodule:owes", "--refopt-optimizer=nadam")
+    code, output = run(tmp_path, "-q", "--refopt-select=*-l2-*.f64", *options)
+    assert code == pytest.ExitCode.TESTS_FAILED
+    assert counts(output)["failed"] > 0
+    assert "skipped: no decay\n  owed: a must vector, whose every need is taken" in output
+
+
+def test_a_function_that_names_what_nobody_knows_ends_pytest_and_what_it_lacks_is_said(
+    tmp_path: Path,
+) -> None:
+    project(tmp_path, DECLINES).joinpath("pyproject.toml").unlink()
+    select = ("-q", "--refopt-optimizer=nadam", "--refopt-select=*.f64")
+    code, output = run(tmp_path, *select, "--refopt-impl=py:mymodule:misnamed")
+    assert code == pytest.ExitCode.USAGE_ERROR
+    assert "got beta1; did you mean betas for beta1?" in output
+    output = run(tmp_path, *select, "--refopt-impl=py:mymodule:constant")[1]
+    assert "does not take momentum_decay, which is 0.004 by default" in output
+
+
+def test_a_module_is_found_by_the_pythonpath_of_pytest(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    project(tmp_path, "")
+    (tmp_path / "mymodule.py").rename(tmp_path / "src" / "mymodule.py")
+    (tmp_path / "src" / "mymodule.py").write_text(REPAIRED)
+    with (tmp_path / "pyproject.toml").open("a") as file:
+        file.write('pythonpath = ["src"]\n')
+    code, output = run(tmp_path, "-q", "--refopt-select=*sharp*.f64")
+    assert code == pytest.ExitCode.OK, output
 
 
 def test_wrong_usage_ends_pytest_before_a_test(tmp_path: Path) -> None:
