@@ -5,9 +5,7 @@
 writes build/site.
 """
 
-import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -107,41 +105,16 @@ def with_matrix(app: Sphinx, page: str, source: list[str]) -> None:
 
 
 MARIMO = [sys.executable, "-m", "marimo", "export", "html", "--no-include-code"]
-FIGURE = re.compile(r"^refopt (plot .* --out \S+)$", re.MULTILINE)
-
-
-def figures() -> None:
-    """Draw every figure that a page names, by the command that the page prints."""
-    folder = ROOT / "build" / "figures"
-    folder.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    running = [
-        (
-            command,
-            subprocess.Popen(
-                [sys.executable, "-m", "refopt", *shlex.split(command)], cwd=folder, env=environment
-            ),
-        )
-        for page in sorted((ROOT / "docs").rglob("*.md"))
-        for command in FIGURE.findall(re.sub(r"\\\n\s*", "", page.read_text(encoding="utf-8")))
-    ]
-    for command, process in running:
-        if process.wait():
-            msg = f"refopt {command}: exits with {process.returncode}"
-            raise ExtensionError(msg)
-
-
 CDN = re.compile(r"https://cdn\.jsdelivr\.net/npm/@marimo-team/frontend@[^/]+/dist")
 UNUSED = re.compile(r"""<link rel="preload"[^>]* as="image" />""")
 
 
 def export(app: Sphinx) -> None:
-    """Run the notebooks, beside everything else, and draw the figures."""
+    """Run the notebooks, beside everything else."""
     app.running = {
         path.stem: subprocess.Popen([*MARIMO, path], stdout=subprocess.PIPE)
         for path in sorted((ROOT / "docs" / "notebooks").glob("*.py"))
     }
-    figures()
 
 
 def exported(app: Sphinx, exception: Exception | None) -> None:

@@ -6,7 +6,7 @@ and "…" within one for any text. A block after a line that ends in "`name`:" i
 
     python tests/pages.py docs/tutorials/*.md
 
-writes the output into the pages.
+writes the output into the pages, and the pictures that their commands draw beside them.
 """
 
 import contextlib
@@ -124,7 +124,7 @@ def renewed(text):
 
 def figures(text):
     """(names of the pictures in a page, names under which its commands draw some)."""
-    shown = re.findall(r"!\[[^\]]+\]\(/build/figures/(\S+)\)", text)
+    shown = re.findall(r"!\[[^\]]+\]\(figures/(\S+)\)", text)
     return shown, re.findall(r"^refopt plot .* --out (\S+)$", joined(text), flags=re.MULTILINE)
 
 
@@ -152,4 +152,6 @@ if __name__ == "__main__":
         page = path.resolve()
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
             new = renewed(page.read_text(encoding="utf-8"))
+            for name in figures(new)[0]:
+                shutil.copyfile(name, page.parent / "figures" / name)
         page.write_text(new, encoding="utf-8")

@@ -2,11 +2,15 @@
 
 import contextlib
 import re
+import shutil
 import sys
 from pathlib import Path
 
+import matplotlib
 import pages
 import pytest
+from matplotlib.testing.compare import compare_images
+from PIL import Image
 
 TUTORIALS = sorted((pages.ROOT / "docs" / "tutorials").glob("*.md"))
 
@@ -25,10 +29,35 @@ def named(path):
 @pytest.mark.parametrize("path", TUTORIALS, ids=named)
 def test_a_tutorial_prints_what_it_shows(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    shown = pages.outputs(path.read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8")
+    shown = pages.outputs(text)
     assert shown
     for block, output in shown:
         assert pages.matches(block.code, output), f"{block.code}is not\n{pages.trimmed(output)}"
+    for name in pages.figures(text)[0]:
+        assert_drawn(path.parent / "figures" / name, tmp_path / name)
+
+
+def assert_drawn(stored, drawn):
+    """A picture is what its command draws, pixel by pixel, by the release that drew it."""
+    with Image.open(stored) as image:
+        made_by = image.text["Software"]
+    assert made_by.startswith("Matplotlib")
+    if f"version{matplotlib.__version__}," in made_by:
+        copy = shutil.copy(stored, drawn.with_stem(f"stored-{drawn.stem}"))
+        assert compare_images(copy, drawn, tol=0) is None
+
+
+def test_another_picture_is_told_apart(tmp_path):
+    folder = TUTORIALS[0].parent / "figures"
+    drawn = Path(shutil.copy(folder / "spectra.png", tmp_path / "paths.png"))
+    with pytest.raises((AssertionError, ValueError)):
+        assert_drawn(folder / "learning.png", drawn)
+
+
+def test_every_stored_picture_is_shown():
+    stored = {path.name for path in (TUTORIALS[0].parent / "figures").iterdir()}
+    assert stored == {n for path in TUTORIALS for n in pages.figures(path.read_text("utf-8"))[0]}
 
 
 @pytest.mark.parametrize("path", TUTORIALS, ids=named)
