@@ -32,6 +32,7 @@ SAME = {
     *("storage=float32-casts", "storage=float32-all", "scalars=float32", "scalars=native"),
     *("schedule=float32", "second=square-of-scaled", "second=increment", "mean=increment"),
     *("mean=lerp", "idle=lr-inside", "norm=factor", "global_norm=larger", "overwrite=blended"),
+    "variance=clamped",
 }
 
 

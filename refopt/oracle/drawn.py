@@ -87,7 +87,8 @@ def _mostly(draw: Draw, *edges: str) -> Draw:
     return lambda source: source.choice(edges) if source.random() < 0.2 else draw(source)
 
 
-EPSILON = _mostly(_decades(-8, -0.5), "1e-8", "0.0")
+EPSILON = _decades(-2, 0)
+"""Large enough that the scale of a gradient shows."""
 DECAY = _mostly(_between(0.0, 0.999), "0.0", "0.9", "0.999")
 
 HYPER: dict[str, dict[str, Draw]] = {
@@ -175,20 +176,18 @@ def asked(optimizer: str, seed: int, able: Callable[[Case], bool], dtypes: set[s
     `dtypes`: of these each case has one, float32 and float64 in turn where both are there.
     """
     source, known = random.Random(f"{optimizer} {seed}"), kinds(optimizer)
-    if optimizer == "thor":
-        known = source.sample(known, 2)
+    number, attempts = len(known), range(LAST + 1)
+    if optimizer == "thor":  # a net needs what it needs
+        known, number, attempts = source.sample(known, len(known)), 2, range(1)
     full = [ending for ending in ("f32", "f64") if _ENDINGS[ending] in dtypes]
     endings = full or [ending for ending, dtype in _ENDINGS.items() if dtype in dtypes]
     first = source.randrange(2)
-    found = []
-    for n, kind in enumerate(known if endings else ()):
-        ending = endings[(first + n) % len(endings)]
-        attempts = (0, *range(1, LAST + 1)) if optimizer != "thor" else (0,)
-        for attempt in attempts:
-            one = case(f"{optimizer}.drawn.{seed}-{kind}-{attempt}.{ending}")
-            if able(one):
-                found.append(one)
-                break
+    found: list[Case] = []
+    for kind in known if endings else ():
+        ending = endings[(first + len(found)) % len(endings)]
+        every = (case(f"{optimizer}.drawn.{seed}-{kind}-{n}.{ending}") for n in attempts)
+        if len(found) < number and (one := next(filter(able, every), None)):
+            found.append(one)
     return found
 
 
@@ -235,6 +234,10 @@ def _of(drawn: Drawn) -> dict[str, Any]:
 def _hyper(drawn: Drawn, source: random.Random) -> tuple[dict[str, str], dict[str, int]]:
     optimizer = drawn.optimizer
     hyper = {name: draw(source) for name, draw in HYPER[optimizer].items()}
+    if "epsilon" in hyper and drawn.kind in ("grid", "edges") and source.random() < 0.4:
+        hyper["epsilon"] = source.choice(("0.0", "1e-8", "1e-3"))
+    if "momentum" in hyper and drawn.attempt > LAST // 2 and drawn.attempt % 2:
+        hyper["momentum"] = "0.0"
     more = {
         name: draw(source)
         for name, (share, draw) in MORE[optimizer].items()

@@ -166,7 +166,7 @@ class Elements(Space):
 
     def sum(self, x: Any) -> Any:
         """The sum of all elements, shape (1,)."""
-        first, *rest = [*x][:: self._direction] or [Element(0.0, self.style)]
+        first, *rest = [*(reversed(x) if self.style.reversed else x)] or [Element(0.0, self.style)]
         return _array([sum(rest, first)])
 
     def take(self, x: Any, indices: tuple[int, ...], size: int) -> Any:
@@ -177,7 +177,8 @@ class Elements(Space):
     def maximum(self, x: Any, y: Any) -> Any:
         """The larger of each pair; NaN where either is."""
         pairs = np.broadcast_arrays(x, np.asarray(y, dtype=object))
-        one = next(e for e in (*np.ravel(x), *np.ravel(y)) if isinstance(e, Element))
+        every = (e for e in (*np.ravel(x), *np.ravel(y)) if isinstance(e, Element))
+        one = next(every, Element(0.0, self.style))
         return _array(
             [
                 Element(np.maximum(one._other(a).value, one._other(b).value), self.style)
