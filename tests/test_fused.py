@@ -323,6 +323,30 @@ def test_the_object_steps_in_place_with_the_bits_of_the_plain_run(
     assert all(same(x, y) for x, y in zip(*found, strict=True))
 
 
+@pytest.mark.parametrize("which", ["NAdam", "RMSprop"])
+@pytest.mark.parametrize("engine", ["tape", "compiled"])
+def test_real_and_complex_parameters_that_share_a_program_step_side_by_side(request, engine, which):
+    request.getfixturevalue(engine)
+    dtypes = ["complex64", "float32", "complex64", "float32"]
+
+    def after(dtypes):
+        params = [refopt.Parameter(numbers((20,), dtype, 1)) for dtype in dtypes]
+        grads = [numbers((20,), dtype, 2) for dtype in dtypes]
+        optimizer = refopt.NAdam(params) if which == "NAdam" else refopt.RMSprop()
+        for _ in range(2):
+            if which == "NAdam":
+                for param, grad in zip(params, grads, strict=True):
+                    param.grad = grad
+                optimizer.step()
+            else:
+                optimizer.apply_gradients([*zip(grads, params, strict=True)])
+        return [param.data for param in params]
+
+    for order in (dtypes, dtypes[::-1]):
+        alone = [after([dtype])[0] for dtype in order]
+        assert all(same(x, y) for x, y in zip(after(order), alone, strict=True))
+
+
 def test_a_gradient_that_shares_memory_with_what_is_written_steps_as_the_page_says(tape):
     found = []
     for foreach in (None, False):

@@ -441,12 +441,20 @@ def _writable_folder() -> Path:
 
 @functools.lru_cache(maxsize=256)
 def _kernel(program: Program, parallel: bool) -> Callable[[Any, Any], None]:
-    """The compiled loop of a program; kept on disk under a name made of its whole source."""
+    """The compiled loop of a program."""
+    return loaded(numba_source(program, parallel, compiler())).kernel
+
+
+def compiler() -> str:
+    """What compiles, and for which processor: what it made is for no other."""
     import numba
     from llvmlite import binding
 
-    machine = f"numba {numba.__version__}, {binding.get_host_cpu_name()}"
-    source = numba_source(program, parallel, machine)
+    return f"numba {numba.__version__}, {binding.get_host_cpu_name()}"
+
+
+def loaded(source: str) -> Any:
+    """The module of a source; what is compiled of it is kept on disk, under a name made of it."""
     name = f"refopt_fused_{hashlib.sha256(source.encode()).hexdigest()[:20]}"
     path = _writable_folder() / f"{name}.py"
     # whole or not at all: another process may have died half way, or write the same now
@@ -460,7 +468,7 @@ def _kernel(program: Program, parallel: bool) -> Callable[[Any, Any], None]:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # numba finds the module of what it loads by its name
     spec.loader.exec_module(module)
-    return module.kernel
+    return module
 
 
 @functools.cache
@@ -718,8 +726,9 @@ class _Group:
         given = [[*column.values()] for column in columns]
         self.orders = [_order(arrays, program.dtype) for arrays in given]
         rows = [[0 if x is None else extent(x)[0] for x in arrays] for arrays in self.arrays]
-        self.complex = given[0][0].dtype.kind == "c"
-        self.lengths = [x[0].size * (1 + self.complex) for x in given]
+        # a program of reals takes complex arrays too
+        self.complex = [x[0].dtype.kind == "c" for x in given]
+        self.lengths = [x[0].size * (1 + c) for x, c in zip(given, self.complex, strict=True)]
         self.total = sum(self.lengths)
         self.table = np.zeros((len(rows), len(self.names) + 2), np.int64)
         self.table[:, :-2], self.table[:, -2] = rows, self.lengths
@@ -824,7 +833,7 @@ class _Group:
                 all(row)
                 and self.direct[k - 1]
                 and self.direct[k]
-                and (whole or (not self.complex and self.orders[k - 1 : k + 1] == ["C", "C"]))
+                and (whole or (not self.complex[k] and self.orders[k - 1 : k + 1] == ["C", "C"]))
                 and all(
                     x is None or _one_buffer(x, y)
                     for x, y in zip(self.arrays[k - 1], self.arrays[k], strict=True)
