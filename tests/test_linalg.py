@@ -4,6 +4,7 @@ The judge is the residual in balls, so no other inverse is trusted.
 """
 
 import warnings
+from contextlib import contextmanager
 from functools import partial
 from types import ModuleType
 
@@ -17,7 +18,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.linalg import lapack
 
-from refopt.interp import linalg
+from refopt.interp import blocks, fused, linalg
 from refopt.interp.balls import one_norm, precision, residual
 from refopt.interp.formats import FORMATS
 from refopt.interp.linalg import inverse_cholesky, spd_inverse
@@ -72,9 +73,29 @@ def applied(library, function, host, dtype):
         return library.get(result)
 
 
-@pytest.fixture(params=LIBRARIES)
+@contextmanager
+def engine(name):
+    """NumPy with numba, or alone."""
+    if name == "numba":
+        pytest.importorskip("numba", reason="refopt[fast]")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fused, "engine", lambda: name)
+        yield
+
+
+def _compiled():
+    return LIBRARIES[0].values[0]()._replace(name="numba", session=partial(engine, "numba"))
+
+
+@pytest.fixture(params=[*LIBRARIES, _compiled])
 def library(request):
     return request.param()
+
+
+@pytest.fixture(params=["tape", "numba"])
+def engines(request):
+    with engine(request.param):
+        yield
 
 
 # -- on every library ------------------------------------------------------------------------------
@@ -163,14 +184,19 @@ def test_sixteen_bits_are_computed_in_float32_and_rounded_once(library, function
     st.floats(0, 12),
     st.sampled_from(REAL),
     st.integers(0, 9),
+    st.sampled_from(["tape", "numba"]),
 )
-@example("smooth", 160, 12.0, "float64", 0)  # where a product with an inverse is not enough
-@example("smooth", 129, 5.0, "float32", 0)
-@example("one large", 129, 6.0, "float32", 0)
-def test_the_bound_holds_for_any_spectrum_and_size(kind, n, digits, dtype, seed):
+@example("smooth", 160, 12.0, "float64", 0, "tape")  # where a product with an inverse is not enough
+@example("smooth", 160, 12.0, "float64", 0, "numba")
+@example("smooth", 129, 5.0, "float32", 0, "tape")
+@example("smooth", 129, 5.0, "float32", 0, "numba")
+@example("one large", 129, 6.0, "float32", 0, "tape")
+@example("one large", 129, 6.0, "float32", 0, "numba")
+def test_the_bound_holds_for_any_spectrum_and_size(kind, n, digits, dtype, seed, by):
     unit = FORMATS[dtype].unit
     a = symmetric(definite(kind, n, 10.0**digits, seed), dtype)
-    x = spd_inverse(numpy_xp, a)
+    with engine(by):
+        x = spd_inverse(numpy_xp, a)
     if np.isnan(x).any():
         assert np.isnan(x).all()
         assert 8 * n * unit * np.linalg.cond(a.astype("float64")) > 1
@@ -179,6 +205,7 @@ def test_the_bound_holds_for_any_spectrum_and_size(kind, n, digits, dtype, seed)
     assert keeps_bound(a, x, unit)
 
 
+@pytest.mark.usefixtures("engines")
 def test_an_asymmetric_matrix_counts_as_the_mean_of_both_triangles():
     a = symmetric(definite("spectrum", 150, 100.0), "float64")
     skew = np.random.default_rng(0).integers(-2, 3, a.shape) * 2.0**-20
@@ -186,15 +213,56 @@ def test_an_asymmetric_matrix_counts_as_the_mean_of_both_triangles():
     assert same_bits(spd_inverse(numpy_xp, a + skew - skew.T), spd_inverse(numpy_xp, a))
 
 
+@pytest.mark.usefixtures("engines")
 @pytest.mark.parametrize("shape", [(0, 0), (3, 0, 0), (0, 5, 5)])
 def test_nothing_has_an_inverse_of_its_shape(shape):
     assert spd_inverse(numpy_xp, np.zeros(shape)).shape == shape
 
 
+@pytest.mark.usefixtures("engines")
 def test_blocks_are_inverted_as_each_alone():
     stack = np.asarray([symmetric(definite(kind, 128, 100.0), "float64") for kind in KINDS])
     alone = [spd_inverse(numpy_xp, a) for a in stack]
     assert same_bits(spd_inverse(numpy_xp, stack), np.asarray(alone))
+
+
+@pytest.mark.parametrize("n", [1, 31, 32, 33, 64, 65, 128, 257, blocks.LARGEST])
+def test_numba_inverts_whatever_is_between_two_matrices_that_have_no_inverse(n):
+    a = symmetric(definite("covariance", n, 100.0), "float32")
+    stack = np.asarray([-a, a, a * np.nan, a * 4])
+    with engine("numba"):
+        assert blocks.takes(stack)
+        x = spd_inverse(numpy_xp, stack)
+        w = inverse_cholesky(numpy_xp, stack)
+    assert np.isnan(x[::2]).all()
+    assert np.isnan(w[::2]).all()
+    assert keeps_bound(a, x[1], FORMATS["float32"].unit)
+    assert same_bits(x[3], x[1] / np.float32(4))
+    assert same_bits(w[3], w[1] / np.float32(2))
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda a: a.astype(a.dtype.newbyteorder()),
+        lambda a: np.asfortranarray(a),
+        lambda a: np.repeat(a, 2, axis=-1)[..., ::2],
+        lambda a: np.frombuffer(b"\0" + a.tobytes(), "u1")[1:].view(a.dtype).reshape(a.shape),
+        lambda a: np.broadcast_to(a[0], a.shape),
+    ],
+    ids=["other byte order", "Fortran", "gaps", "unaligned, read-only", "one for all"],
+)
+def test_numba_takes_any_layout_and_leaves_it_as_it_was(form):
+    a = np.asarray([symmetric(definite("covariance", 40, 100.0), "float64")] * 2)
+    given_, before = form(a), form(a).copy()
+    with engine("numba"):
+        assert same_bits(spd_inverse(numpy_xp, given_), spd_inverse(numpy_xp, a))
+    assert np.array_equal(given_, before)
+
+
+def test_numba_reads_nothing_beside_matrices_that_are_not_square():
+    with engine("numba"), pytest.raises(ValueError, match=r"dimension|broadcast"):
+        spd_inverse(numpy_xp, np.ones((5, 3)))
 
 
 # -- manners of libraries --------------------------------------------------------------------------
@@ -268,6 +336,7 @@ def test_the_inverse_is_symmetric_though_products_are_not():
     assert keeps_bound(a, x, FORMATS["float64"].unit)
 
 
+@pytest.mark.usefixtures("engines")
 def test_a_matrix_in_chunks_is_inverted_as_a_whole():
     a = symmetric(definite("covariance", 30, 100.0), "float64")
     chunks = da.from_array(a, chunks=(7, 11))
@@ -296,6 +365,7 @@ def columns_of_inverse(a, columns):
     return x + start @ rest.astype("float64")
 
 
+@pytest.mark.usefixtures("engines")
 @pytest.mark.parametrize("dtype", REAL)
 @pytest.mark.parametrize("kind", ["spectrum", "smooth", "one large", "one small"])
 def test_the_error_is_within_three_times_that_of_lapack(kind, dtype):

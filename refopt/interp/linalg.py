@@ -1,7 +1,8 @@
 """Inverses of symmetric positive definite matrices, on any array library.
 
 Products of matrices do the work; of the `linalg` extension only blocks of few columns see
-`cholesky` and `inv`. The library's factor is taken where it proves to be one, since CuPy does
+`cholesky` and `inv`. On NumPy with numba small matrices are for `refopt.interp.blocks`: other
+roundings, the same bounds. The library's factor is taken where it proves to be one, since CuPy does
 not say when it is none, and dask would give the upper triangle.
 """
 
@@ -30,7 +31,8 @@ def spd_inverse(xp: Any, A: Any) -> Any:
 
     ‖A X − I‖₁ ≤ 8 n u ‖A‖₁ ‖X‖₁ on every library, u = 2⁻⁵³ for float64, else 2⁻²⁴: the criterion
     of LAPACK's tests for its own inverse, with 8 for 20. No library needs to compute more
-    precisely than its dtype; one that does, as NumPy does inside `linalg`, stays within.
+    precisely than its dtype; one that does, as NumPy does inside `linalg`, stays within. With numba
+    the last bits are others than without.
 
     Arguments
     ---------
@@ -86,7 +88,12 @@ def _computed(function: Callable[[Any, Any], Any], xp: Any, A: Any) -> Any:
         )
     with silence(xp), _full_precision(xp):
         if str(A.dtype).rpartition(".")[2] in HALF:
-            return xp.astype(function(xp, xp.astype(A, xp.float32)), A.dtype)
+            return xp.astype(_computed(function, xp, xp.astype(A, xp.float32)), A.dtype)
+        if is_numpy_namespace(xp):
+            from refopt.interp import blocks  # above it are the arrays, and they import this
+
+            if blocks.takes(A):
+                return blocks.inverse(A, function is _spd_inverse)
         return function(xp, A)
 
 
