@@ -14,7 +14,10 @@ def main(target: Path) -> int:
     with tempfile.TemporaryDirectory() as doctrees:
         options = ["--fail-on-warning", "--keep-going", "--quiet", "--jobs", "auto"]
         where = ["-c", str(DOCS), "-d", doctrees, str(DOCS.parent), str(target)]
-        return build_main([*options, "-b", "html", *where])
+        code = build_main([*options, "-b", "html", *where])
+    if code == 0:
+        print(f"open {target / 'index.html'}")
+    return code
 
 
 if __name__ == "__main__":
