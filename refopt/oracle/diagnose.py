@@ -6,21 +6,28 @@ its envelope. Those with no change are tried first, of every profile; then with 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from itertools import count, islice, pairwise
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple, cast
 
-from refopt.oracle import golden, spec
+import numpy as np
+
+from refopt.interp.balls import precision
+from refopt.interp.bands import Band
+from refopt.interp.formats import FORMATS, Format
+from refopt.oracle import golden, rop, spec
 from refopt.oracle.golden import Case, Run, Sparse
 from refopt.oracle.layered import judging
-from refopt.oracle.search import Changes, Search, equal, narrower, sharpest
-from refopt.oracle.verdict import CONFORMS, INCONCLUSIVE, VIOLATION, Finding, Judge
+from refopt.oracle.search import Beside, Changes, Search, alike, equal, narrower, sharpest
+from refopt.oracle.verdict import CONFORMS, FORCED, INCONCLUSIVE, VIOLATION, Finding, Judge
 from refopt.typing import Profile
 
 MOST = 2  # choices that are changed at once
 DECAYS = ("beta1", "beta2", "rho", "momentum", "ema_momentum", "factor_decay")
+LINES = 3  # equations that are written out for what departs
 Observed = tuple[Case, Run]
 """A vector, and what an implementation did with it."""
 
@@ -42,6 +49,7 @@ class Difference(NamedTuple):
     case: str  # the first of them
     first: Finding  # where it lies outside if nothing else differs
     equations: dict[str, tuple[str, str]]  # LaTeX: left side -> (as it should be, as it is)
+    rounding: bool  # whether both are equal over the real numbers
 
 
 class Undecided(NamedTuple):
@@ -53,6 +61,20 @@ class Undecided(NamedTuple):
     vector: str  # that would exclude it; "": none does
 
 
+class Departure(NamedTuple):
+    """Where an implementation that follows no rule leaves the one it is compared with."""
+
+    right: tuple[str, ...]  # quantities that it shows, and that lie inside wherever they are
+    hidden: tuple[str, ...]  # that come before and are not shown
+    quantity: str  # the first that does not, in the order of the flow of data
+    equations: dict[str, str]  # LaTeX: how it is made of the last one before it that is shown
+    clauses: tuple[str, ...]  # that say so
+    case: str  # id of a simple vector that shows it early
+    first: Finding
+    step: int  # the first at which anything is outside
+    small: bool  # whether whatever is outside has more than half its digits right
+
+
 class Diagnosis(NamedTuple):
     """What an implementation follows."""
 
@@ -61,13 +83,15 @@ class Diagnosis(NamedTuple):
     vectors: tuple[str, ...]  # ids of those that it answered
     outside: tuple[str, ...]  # ids of those where it lies outside that profile
     held: tuple[Record, ...]  # that hold every observation, by as few changes as possible
-    idle: tuple[str, ...]  # counters that it shows otherwise than they hold, and does not use
+    where: tuple[str, ...]  # features of the vectors that they hold; the others conform
+    idle: tuple[str, ...]  # counters that it shows as they should be, and does not use
+    otherwise: tuple[str, ...]  # counters that are not what the rule calls so
     differences: tuple[Difference, ...]  # of the first of them
     undecided: tuple[Undecided, ...]  # beside the first of them
     nearest: Record | None  # where nothing holds: what holds most vectors
     leaves: tuple[str, ...]  # ids of the vectors that it does not hold
-    first: Finding | None  # in the first of them
-
+    common: tuple[str, ...]  # features of all vectors outside, and not of all
+    departure: Departure | None  # where nothing holds
     decided: bool  # whether some alternative is excluded
 
     @property
@@ -76,6 +100,11 @@ class Diagnosis(NamedTuple):
         if self.outside:
             return VIOLATION
         return CONFORMS if self.decided else INCONCLUSIVE
+
+    @property
+    def rounded(self) -> bool:
+        """Whether what holds differs in roundings alone."""
+        return bool(self.differences) and all(x.rounding for x in self.differences)
 
     @property
     def open(self) -> tuple[str, ...]:
@@ -117,39 +146,60 @@ def diagnose(
         for name, profile in profiles.items()
     }
     searches = {name: Search(judged, most) for name, judged in judges.items()}
-    outside = [names[n] for n in searches[against].shown(())]
+    outside = searches[against].shown(())
     held = _held(searches, against, progress) if given else []
-    counts = {q for _, run in given for step in run.steps.values() for q in step}
-    idle = sorted(counts & {*rule.Clock._fields})
-    idled = bool(given and idle and not held)
-    if idled:  # it may count what it does not use
+    shown = {q for _, run in given for step in run.steps.values() for q in step}
+    counters: set[str] = set()
+    if given and not held and shown & {*rule.Clock._fields}:  # it may count what it does not use
         arrays = {
             name: Search([judge.of_arrays() for judge in judged], most)
             for name, judged in judges.items()
         }
-        held = _held(arrays, against, progress)
-        idled, searches = bool(held), arrays if held else searches
+        if held := _held(arrays, against, progress):
+            searches, counters = arrays, shown & {*rule.Clock._fields}
+    otherwise = {q for q in counters if any(_counts_otherwise(x, q) for x in judges[against])}
+    found = _Found(optimizer, rule, tuple(given), searches, against)
+    common = found.common(outside)
+    where: tuple[str, ...] = ()
+    if given and not held and common:  # where something is asked for, and right elsewhere
+        those = [n for n, (case, _) in enumerate(given) if common <= features(case)]
+        some = {against: Search([judges[against][n] for n in those], most)}
+        if held := _held(some, against, progress):
+            where = tuple(sorted(common))
+            found = _Found(optimizer, rule, tuple(given[n] for n in those), some, against)
     progress("what else holds")
-    found = _Found(optimizer, rule, names, searches, against)
-    nearest, first = None, None
-    leaves: list[str] = []
-    if given and not held:
-        nearest, leaves, first = found.nearest()
+    failed = bool(given) and not held
+    nearest, leaves = found.nearest() if failed else (None, [])
     undecided, decided = found.undecided(held[0]) if held else ([], False)
     return Diagnosis(
         optimizer=optimizer,
         against=against,
         vectors=tuple(names),
-        outside=tuple(outside),
+        outside=tuple(names[n] for n in outside),
         held=tuple(held),
-        idle=tuple(idle) if idled else (),
+        where=where,
+        idle=tuple(sorted(counters - otherwise)),
+        otherwise=tuple(sorted(otherwise)),
         differences=tuple(found.differences(held[0])) if held else (),
         undecided=tuple(undecided),
         nearest=nearest,
         leaves=tuple(leaves),
-        first=first,
+        common=tuple(sorted(common)),
+        departure=found.departure(outside) if failed else None,
         decided=decided,
     )
+
+
+def features(case: Case) -> set[str]:
+    """What a case asks for beyond the least: options, dtypes, changes, numbers that are not 0."""
+    return rop.needs(case) | {f"change of {q}" for change in case.changes.values() for q in change}
+
+
+def _counts_otherwise(judge: Judge, counter: str) -> bool:
+    """Whether a counter that a run shows is not what the rule calls so, whatever else there is."""
+    alone = judge.of_arrays(counter)
+    with precision():
+        return any(not x.holds for x in alone.beside(()) if x.key[1] == counter)
 
 
 class Likely(NamedTuple):
@@ -193,8 +243,9 @@ def likely(optimizer: str, observed: Iterable[Observed]) -> Likely:
     wider: list[tuple[str, ...]] = []
     if len(best) > 1:
         inside = {names: _judged(rule, names[0], given, outside) for names, outside in best.items()}
-        best = {names: best[names] for names in sharpest(inside)}
-        beaten = [x for x in best if any(narrower(inside[y], inside[x]) > 0 for y in best)]
+        ranges = {names: search.ranges(()) for names, search in inside.items()}
+        best = {names: best[names] for names in sharpest(ranges)}
+        beaten = [x for x in best if any(narrower(ranges[y], ranges[x]) > 0 for y in best)]
         wider = beaten if len(beaten) < len(best) else []
         best = {names: best[names] for names in best if names not in wider}
     return Likely(tuple(best), tuple(wider), tuple(next(iter(best.values()), ())), len(given))
@@ -216,7 +267,8 @@ def _held(searches: dict[str, Search], against: str, progress: Progress) -> list
     """The records that hold, by as few changes as possible.
 
     Where the first profile holds with so many changes, the others with as many say no more: only
-    the profiles as they are are all tried.
+    the profiles as they are are all tried. Nor does another with one change less, which differs
+    from the first in more.
     """
     levels: dict[str, Iterator[list[Changes]]]
     levels = {name: search.levels() for name, search in searches.items()}
@@ -233,7 +285,9 @@ def _held(searches: dict[str, Search], against: str, progress: Progress) -> list
             if n and found:
                 break
         if found and not n:
-            found = [Record(name, ()) for name in sharpest({r[0]: searches[r[0]] for r in found})]
+            found = sharpest({x: searches[x.profile].ranges(()) for x in found})
+        if n and found and against in levels and found[0].profile != against:
+            found = [Record(against, x) for x in next(levels[against], [])] or found
         if found or not levels:
             return _clear(found, next(iter(searches.values())).judged[0].rule)
         if n == 1:  # two at once beside the most likely profiles alone
@@ -263,23 +317,20 @@ class _Found(NamedTuple):
 
     optimizer: str
     rule: ModuleType
-    names: list[str]  # of the vectors
+    given: tuple[Observed, ...]
     searches: dict[str, Search]
     against: str
 
     def differences(self, record: Record) -> Iterator[Difference]:
         """Each axis that, taken from `against`, some vector excludes."""
         search = self.searches[record.profile]
-        shown: dict[tuple[str, str, str], tuple[list[int], Finding, Any]] = {}
+        shown: dict[tuple[str, str, str], list[tuple[tuple[int, int], int, Finding, Any]]] = {}
         for n, judge in enumerate(cast("list[Judge]", search.judged)):
             (choices,) = _configured(judge, judge.profile)[:1]
             (wanted,) = _configured(judge, self.rule.PROFILES[self.against])[:1]
             for axis, named in self.rule.AXES.items():
-                own = {name: x for name, x in named.items() if x is getattr(choices, axis, None)}
-                does = dict(record.changes).get(axis) or next(iter(own), "")
-                should = next(
-                    (x for x in named if named[x] is getattr(wanted, axis, None)), "as-given"
-                )
+                does = dict(record.changes).get(axis) or _own(named, choices, axis)
+                should = _own(named, wanted, axis)
                 if not does or does == should or should not in named or not judge.matters(axis):
                     continue
                 others = tuple(change for change in record.changes if change[0] != axis)
@@ -287,12 +338,16 @@ class _Found(NamedTuple):
                 if (beside := search.first(n, instead)) is not None:
                     it = choices._replace(**{axis: named[does]} if axis in choices._fields else {})
                     entry = axis, does, should
-                    shown.setdefault(entry, ([], judge.finding(beside), it))[0].append(n)
-        for (axis, does, should), (runs, first, choices) in shown.items():
-            cases = tuple(self.names[n] for n in runs)
-            case = cast(Judge, search.judged[runs[0]]).case
-            lines = self._equations(case, choices, axis, should, first)
-            yield Difference(axis, does, should, cases, cases[0], first, lines)
+                    seen = _plainness(judge.case, beside), n, judge.finding(beside), it
+                    shown.setdefault(entry, []).append(seen)
+        for (axis, does, should), every in shown.items():
+            every.sort(key=lambda x: x[:2])
+            _, _, first, choices = every[0]
+            cases = [self.given[n][0] for _, n, *_ in every]
+            lines = self._equations(cases[0], choices, axis, should, first)
+            ids = tuple(case.id for case in cases)
+            rounding = should in alike(self.rule, axis, does)
+            yield Difference(axis, does, should, ids, ids[0], first, lines, rounding)
 
     def _equations(
         self, case: Case, choices: Any, axis: str, should: str, first: Finding
@@ -300,17 +355,19 @@ class _Found(NamedTuple):
         """The equations of a step that an axis changes; none where it changes dtypes alone."""
         if axis not in choices._fields:
             return {}
-        layer = case.layers[first.layer].kind if first.layer else ""
-        kinds = {"sparse": True} if any(isinstance(g, Sparse) for g in case.grads[0]) else {}
-        wanted, mine = (
-            spec.equations(self.optimizer, x, layer=layer, **kinds)
-            for x in (choices._replace(**{axis: self.rule.AXES[axis][should]}), choices)
-        )
+        documented = choices._replace(**{axis: self.rule.AXES[axis][should]})
+        wanted, mine = (self._lines(case, x, first) for x in (documented, choices))
         return {
             left: (wanted.get(left, ""), mine.get(left, ""))
             for left in {**wanted, **mine}
             if wanted.get(left) != mine.get(left)
         }
+
+    def _lines(self, case: Case, choices: Any, first: Finding) -> dict[str, str]:
+        """The equations of a step of a case, where an observation lies."""
+        layer = case.layers[first.layer].kind if first.layer else ""
+        sparse = any(isinstance(g, Sparse) for g in case.grads[0])
+        return spec.equations(self.optimizer, choices, layer=layer, sparse=sparse)
 
     def undecided(self, record: Record) -> tuple[list[Undecided], bool]:
         """(each other rule over the reals that every vector holds, whether any is excluded)."""
@@ -338,26 +395,94 @@ class _Found(NamedTuple):
         """A vector that excludes an alternative of the documented rule, and was not answered."""
         wanted = f"{axis}={name}"
         able = [id_ for id_, kills in _kills(self.optimizer).items() if wanted in kills]
-        return "" if {*able} & {*self.names} else next(iter(able), "")
+        answered = {case.id for case, _ in self.given}
+        return "" if answered & {*able} else next(iter(able), "")
 
-    def nearest(self) -> tuple[Record, list[str], Finding]:
-        """(what holds most vectors, those that it does not hold, where the first leaves it).
+    def nearest(self) -> tuple[Record | None, list[str]]:
+        """(what holds most vectors, those that it does not hold).
 
-        Of the profiles as they are, and of the changes under which the vectors got furthest.
+        Of the profiles as they are, and of the changes under which the vectors got furthest; none
+        where no other rule over the real numbers holds more of them than the one compared with.
         """
-        tried = [Record(name, ()) for name in self.searches]
+        tried = [Record(name, ()) for name in self.searches if not self._rounds(name, ())]
         tried += [
             Record(name, search.furthest[0])
             for name, search in self.searches.items()
-            if search.furthest and search.furthest[0]
+            if search.furthest and search.furthest[0] and not self._rounds(name, search.furthest[0])
         ]
         outside = {x: self.searches[x.profile].shown(x.changes) for x in tried}
-        best = min(tried, key=lambda record: len(outside[record]))
-        search, n = self.searches[best.profile], outside[best][0]
-        beside = search.first(n, best.changes)
-        assert beside is not None
-        finding = cast(Judge, search.judged[n]).finding(beside)
-        return best, [self.names[i] for i in outside[best]], finding
+        mine = self.searches[self.against].shown(())
+        best = min(tried, key=lambda record: len(outside[record]), default=None)
+        if best is None or len(outside[best]) >= len(mine):
+            return None, []
+        return best, [self.given[n][0].id for n in outside[best]]
+
+    def _rounds(self, profile: str, changes: Changes) -> bool:
+        """Whether a record differs in roundings alone from the profile compared with."""
+        wanted, mine = (self.rule.PROFILES[name].choices for name in (self.against, profile))
+        changed = dict(changes)
+        return all(
+            _own(named, wanted, axis)
+            in alike(self.rule, axis, changed.get(axis) or _own(named, mine, axis))
+            for axis, named in self.rule.AXES.items()
+        )
+
+    def common(self, outside: Sequence[int]) -> set[str]:
+        """The features of all vectors outside, without those of every vector."""
+        if not outside:
+            return set()
+        asked = [features(case) for case, _ in self.given]
+        every: set[str] = set.intersection(*asked)
+        return set.intersection(*(asked[n] for n in outside)) - every
+
+    def departure(self, outside: Sequence[int]) -> Departure:
+        """What is right, what departs first and how it should be, by a simple vector."""
+        search, flow = self.searches[self.against], self.rule.OBSERVABLE
+        shown: set[str] = set()
+        wrong: dict[str, list[tuple[tuple[int, int], int, Beside]]] = {}
+        with precision():
+            for n in outside:
+                case, first = self.given[n][0], search.first(n, ())
+                for x in search.judged[n].beside(()):
+                    shown.add(x.key[1])
+                    begins = x.mode == FORCED or (first and x.place[0] == first.place[0])
+                    if begins and not x.holds:  # open-loop what follows is no departure
+                        wrong.setdefault(x.key[1], []).append((_plainness(case, x), n, x))
+        quantity = min(wrong, key=flow.index)
+        _, n, beside = min(wrong[quantity], key=lambda seen: seen[:2])
+        judge = cast(Judge, search.judged[n])
+        right = tuple(q for q in flow if q in shown - {*wrong})
+        finding, choices = judge.finding(beside), judge.settings()[0][1]
+        equations, clauses = self._made(judge.case, choices, finding, right)
+        case, before = judge.case, flow[: flow.index(quantity)]
+        hidden = tuple(q for q in before if q not in shown and q in judge.kept)
+        small = all(
+            _small(x.range, x.observed, FORMATS[self.given[n][0].dtypes[x.key[2]]])
+            for seen in wrong.values()
+            for _, n, x in seen
+        )
+        step = min(x.place[0] for seen in wrong.values() for _, _, x in seen)
+        return Departure(right, hidden, quantity, equations, clauses, case.id, finding, step, small)
+
+    def _made(
+        self, case: Case, choices: Any, first: Finding, right: Sequence[str]
+    ) -> tuple[dict[str, str], tuple[str, ...]]:
+        """The equations from what is right to what is not, and the clauses that say so."""
+        data = spec.load(self.optimizer)
+        left = {name.partition(".")[2]: x for name, x in data["quantities"].items()}
+        lines, needed = self._lines(case, choices, first), {left.get(first.quantity, "")}
+        known, made = {left[q] for q in right if q in left}, dict[str, str]()
+        for symbol in reversed(lines):
+            used = any(symbol in x for x in made.values())
+            if symbol in needed or (used and symbol not in known):
+                made[symbol] = lines[symbol]
+        clauses = data["exercised"].get(first.quantity, ())
+        return dict(reversed([*made.items()][:LINES])), tuple(clauses)
+
+
+def _own(named: dict[str, Any], choices: Any, axis: str) -> str:
+    """The alternative on an axis that is chosen; of a rule without the axis none is mistaken."""
+    return next((n for n, x in named.items() if x is getattr(choices, axis, None)), "as-given")
 
 
 def _configured(judge: Judge, profile: Profile) -> list[Any]:
@@ -365,6 +490,20 @@ def _configured(judge: Judge, profile: Profile) -> list[Any]:
     return [
         choices for _, choices in type(judge)(judge.rule, judge.case, judge.run, profile).settings()
     ]
+
+
+def _small(near: Any, x: Any, f: Format) -> bool:
+    """Whether what was observed has more than half its digits, if a number."""
+    low, high = near.low, near.high
+    if not isinstance(near, Band):
+        low, high = (math.nan if end is None else float(end) for end in (low, high))
+    away = np.maximum(low - x, x - high)
+    return bool(np.all(near.holds(x) | (away <= 2.0 ** (-f.precision / 2) * np.abs(x))))
+
+
+def _plainness(case: Case, beside: Beside) -> tuple[int, int]:
+    """The order in which vectors are shown: early steps first, then what asks for little."""
+    return beside.place[0], len(features(case)) + sum(map(len, case.params))
 
 
 @cache

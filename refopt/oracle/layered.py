@@ -305,7 +305,7 @@ class LayerJudge(Judge):
     ) -> None:
         self.rule, self.case, self.run, self.profile = rule, case, run, profile
         self._space = Bands(k)
-        self._decides: dict[Key, Any] | None = None  # of each array the elements with bounds
+        self._decides: dict[Key, Any] | None = None  # elements with bounds, or outside
         self._observed = observed(rule, case, run)
 
     def holds(self, changed: dict[str, Any]) -> bool:
@@ -342,7 +342,7 @@ class LayerJudge(Judge):
         compared = sorted(self._compared({}), key=lambda x: (x[0][0], flow[x[0][1]]))
         for key, band, values in compared:
             holds, decides = band.holds(values), band.bounded
-            self._decides[key] = decides
+            self._decides[key] = decides | ~holds
             checks += values.size
             unbounded += int(np.sum(~decides))
             for (j,) in np.argwhere(~holds)[: first is None]:
@@ -368,12 +368,14 @@ class LayerJudge(Judge):
         with np.errstate(over="ignore"):  # of what is not known, or beyond all numbers
             return np.where(known, away / places, 0.0)
 
-    def beside(self, changes: Changes) -> Iterator[Beside]:
+    def beside(self, changes: Changes, step: int = 0) -> Iterator[Beside]:
         """As `Judge.beside`, an array at a time."""
         flow = {q: place for place, q in enumerate(self.rule.OBSERVABLE)}
         changed = {axis: self.rule.AXES[axis][name] for axis, name in changes}
-        for t, step in groupby(self._compared(changed), key=lambda compared: compared[0][0]):
-            for key, band, values in sorted(step, key=lambda x: (flow[x[0][1]], x[0][2])):
+        for t, compared in groupby(self._compared(changed), key=lambda x: x[0][0]):
+            if step not in (0, t):
+                continue
+            for key, band, values in sorted(compared, key=lambda x: (flow[x[0][1]], x[0][2])):
                 passed = self._passed(key, band, values) if changes else np.all(band.holds(values))
                 decides = bool(np.any(band.bounded & np.isfinite(values)))
                 yield Beside(

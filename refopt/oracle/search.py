@@ -8,9 +8,12 @@ or else two at once; then those under which they pass the next.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import combinations
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
 
 from refopt.interp.balls import precision
 
@@ -18,6 +21,9 @@ T = TypeVar("T")
 
 Changes = tuple[tuple[str, str], ...]
 """(axis, alternative) of each choice that is changed."""
+
+Ranges = dict[tuple[Any, ...], Any]
+"""(run, observation) -> its range."""
 
 Place = tuple[int, ...]
 """Step, place of a quantity in the flow of data, and where layers differ which parameter."""
@@ -46,8 +52,8 @@ class Judged(Protocol):
     def matters(self, axis: str) -> bool:
         """Whether a choice on this axis can make a difference to the run."""
 
-    def beside(self, changes: Changes) -> Iterator[Beside]:
-        """Every observation beside its range under some changes, in the order of places."""
+    def beside(self, changes: Changes, step: int = 0) -> Iterator[Beside]:
+        """Every observation, or those of a step, beside its range under some changes, in order."""
 
 
 class Stuck(NamedTuple):
@@ -81,11 +87,15 @@ class Search:
     def levels(self) -> Iterator[list[Changes]]:
         """What is found with no change, with one, and so on; it ends where anything is.
 
+        Where the runs leave the numbers no rule is looked for: what is none would hold it.
         A loss of precision alone is wide enough to hold whatever is small: where nothing else is
         found, one change more is tried.
         """
         reached: dict[Changes, Stuck | None] = {(): (first := self.stuck(()))}
         self.furthest = None if first is None else ((), first)
+        if self.numberless:
+            yield []
+            return
         done: list[Changes] = []
         for n in range(self.most + 1):
             done += [changes for changes, stuck in reached.items() if stuck is None]
@@ -100,6 +110,14 @@ class Search:
                     if stuck is not None
                     for changes, place in self._further(known, stuck)
                 }
+
+    @cached_property
+    def numberless(self) -> bool:
+        """Whether each run that deviates does so first in what is no number."""
+        if (stuck := self.stuck(())) is None or np.any(np.isfinite(stuck.beside.observed)):
+            return False
+        found = (self.first(n, ()) for n in range(stuck.run, len(self.judged)))
+        return not any(x is not None and np.any(np.isfinite(x.observed)) for x in found)
 
     @property
     def reach(self) -> tuple[int, Place]:
@@ -126,36 +144,24 @@ class Search:
         """The first observation of run `n` outside its range under some changes."""
         key = self._key(n, changes)
         if key not in self._found:
-            self._found[key], _ = self._tried(n, changes)
+            self._found[key] = self._tried(n, changes)
         return self._found[key]
 
     def _key(self, n: int, changes: Changes) -> tuple[int, Changes]:
         """What a run depends on: the changes that can make a difference to it."""
         return n, tuple(change for change in changes if self._mattering[n][change[0]])
 
-    def _tried(
-        self, n: int, changes: Changes, stuck: Beside | None = None
-    ) -> tuple[Beside | None, Any]:
-        """(the first observation of run `n` outside, the range of the one it was stuck at).
-
-        A rule that does not keep what the run is stuck at gets no further; nor does one that has
-        no bounds for it.
-        """
-        first, there, decided, vague = None, None, False, False
+    def _tried(self, n: int, changes: Changes) -> Beside | None:
+        """The first observation of run `n` outside."""
+        found = None
         with precision():
             for beside in self.judged[n].beside(changes):
-                decided = decided or beside.decides
-                first = first or (None if beside.holds else beside)
-                if stuck is not None and beside.key == stuck.key:
-                    there = beside.range
-                    vague = stuck.decides and not beside.decides
-                if first and (stuck is None or there is not None or beside.place > stuck.place):
+                if beside.decides:
+                    self._decided.add(self._key(n, changes))
+                if not beside.holds:
+                    found = beside
                     break
-        if decided:
-            self._decided.add(self._key(n, changes))
-        further = stuck is not None and (first is None or first.place > stuck.place)
-        lost = further and (there is None or vague)
-        return (stuck if lost else first), there
+        return found
 
     def _further(self, known: Changes, stuck: Stuck) -> Iterator[tuple[Changes, Stuck | None]]:
         """What gets the runs past a place, with how far: one more change, or else two."""
@@ -177,9 +183,22 @@ class Search:
                     yield changes, further
 
     def _passed(self, changes: Changes, stuck: Stuck) -> tuple[Stuck | None, Any]:
-        """(where the runs deviate now; still there if no further, the range there)."""
-        first, there = self._tried(stuck.run, changes, stuck.beside)
-        if first is not None and first.place <= stuck.beside.place:
+        """(where the runs deviate now; still there if no further, the range there).
+
+        A rule that does not keep what the run is stuck at gets no further; nor does one that has
+        no bounds for it.
+        """
+        n, (place, key, *_) = stuck
+        with precision():
+            every = self.judged[n].beside(changes, place[0])
+            now = next((x for x in every if x.key == key), None)
+        if now is None:
+            return stuck, None
+        there = now.range
+        if not now.holds or (stuck.beside.decides and not now.decides):
+            return stuck, there
+        first = self.first(n, changes)
+        if first is not None and first.place <= place:
             return stuck, there
         further = self.stuck(changes)
         if further is None or further.place <= stuck.place:
@@ -218,7 +237,7 @@ class Search:
             or not any(_contains(ranges[changes], ranges[other]) for other in found)
         ]
 
-    def ranges(self, changes: Changes) -> dict[tuple[Any, ...], Any]:
+    def ranges(self, changes: Changes) -> Ranges:
         """The range of every observation under some changes."""
         with precision():
             return {
@@ -235,6 +254,14 @@ def equal(rule: ModuleType, axis: str, choices: Any) -> set[str]:
     return own.union(*(names for names in rule.SAME_EXACTLY.get(axis, ()) if names & own))
 
 
+def alike(rule: ModuleType, axis: str, name: str) -> set[str]:
+    """The alternatives that differ from one in roundings alone, those of every step included."""
+    found = {name}
+    for names in 2 * rule.SAME_EXACTLY.get(axis, ()):
+        found |= names if names & found else set()
+    return found
+
+
 def _differ(one: Any, other: Any) -> bool:
     """Whether two ranges are there, and are not the same."""
     if one is None or other is None:
@@ -242,20 +269,18 @@ def _differ(one: Any, other: Any) -> bool:
     return not (one.contains(other) and other.contains(one))
 
 
-def sharpest(searches: Mapping[T, Search]) -> list[T]:
-    """Those under whose profile, as it is, no range is wider than under another's."""
-    ranges = {key: search.ranges(()) for key, search in searches.items()}
+def sharpest(ranges: Mapping[T, Ranges]) -> list[T]:
+    """Those of which no range is wider than another's."""
     return [k for k in ranges if not any(_contains(ranges[k], ranges[x]) for x in ranges if x != k)]
 
 
-def narrower(one: Search, other: Search) -> int:
-    """In how many places the first, as it is, lies within the second; less the reverse."""
-    mine, its = one.ranges(()), other.ranges(())
+def narrower(mine: Ranges, its: Ranges) -> int:
+    """In how many places the first lies within the second; less the reverse."""
     pairs = [(mine[key], its[key]) for key in mine.keys() & its.keys()]
     return sum(y.contains(x) - x.contains(y) for x, y in pairs if x is not None and y is not None)
 
 
-def _contains(mine: dict[tuple[Any, ...], Any], its: dict[tuple[Any, ...], Any]) -> bool:
+def _contains(mine: Ranges, its: Ranges) -> bool:
     """Whether every range holds the other's, and some range holds more."""
     pairs = [(x, its.get(key)) for key, x in mine.items()]
     return all(y is not None and x.contains(y) for x, y in pairs) and any(

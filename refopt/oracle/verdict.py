@@ -183,14 +183,15 @@ class Judge:
         """The smallest sets of changes of choices under which the run conforms."""
         return Search([self], self.MOST if most is None else most).found()
 
-    def beside(self, changes: Changes) -> Iterator[Beside]:
-        """Every observation beside its range under some changes, in the order of places.
+    def beside(self, changes: Changes, step: int = 0) -> Iterator[Beside]:
+        """Every observation, or those of a step, beside its range under some changes, in order.
 
         A rule that pairs arrays of different sizes cannot have run: nothing may be anywhere.
         """
         flow = {q: place for place, q in enumerate(self.rule.OBSERVABLE)}
         try:
-            for check in self._forced({axis: self.rule.AXES[axis][name] for axis, name in changes}):
+            changed = {axis: self.rule.AXES[axis][name] for axis, name in changes}
+            for check in self._forced(changed, step):
                 holds = self._passes(check) if changes else check.interval.holds(check.observed)
                 yield Beside(
                     (check.step, flow[check.quantity]),
@@ -343,8 +344,8 @@ class Judge:
             return replay.start()
         return replay.forced(before, self._shown(t), self.run)
 
-    def _forced(self, changed: dict[str, Any]) -> Iterator[Check]:
-        """Every observation teacher-forced; open-loop where the state was not recorded.
+    def _forced(self, changed: dict[str, Any], only: int = 0) -> Iterator[Check]:
+        """Every observation, or those of a step, teacher-forced; open-loop where no state is shown.
 
         A changed choice may keep more state than the run shows.
         """
@@ -353,16 +354,20 @@ class Judge:
         shown = run.before or run.steps
         if any(not kept <= step.keys() for step in shown.values()):
             for t, memory in replay.open_loop():
-                if t in run.steps:
+                if t in run.steps and only in (0, t):
                     yield from _compare(replay, run, t, memory, OPEN)
+                if only and t == only:
+                    return
         elif self._starts and kept == self.kept and set(changed) <= set(self.rule.ARRAY_AXES):
             for t, start in self._starts.items():
-                memory = replay.step(t, start, self._ticked[t])
-                yield from _compare(replay, run, t, memory, FORCED)
+                if only in (0, t):
+                    memory = replay.step(t, start, self._ticked[t])
+                    yield from _compare(replay, run, t, memory, FORCED)
         else:
             for t, before in self._before(changed, kept):
-                memory = replay.step(t, self._start(replay, t, before))
-                yield from _compare(replay, run, t, memory, FORCED)
+                if only in (0, t):
+                    memory = replay.step(t, self._start(replay, t, before))
+                    yield from _compare(replay, run, t, memory, FORCED)
 
 
 def named_by(
