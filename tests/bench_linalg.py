@@ -13,6 +13,7 @@ import pytest
 from test_linalg import by_lapack, columns_of_inverse, definite, symmetric
 
 from refopt import bench
+from refopt.interp import fused
 from refopt.interp.linalg import spd_inverse
 
 LIMIT = 1.1  # what the project promises: LAPACK with the triangle it leaves out = 1
@@ -67,13 +68,11 @@ def test_blocks_cost_little_of_the_full_inverse(benchmark, dtype):
     assert cost <= BLOCKS
 
 
-# of torch, whose LAPACK computes float32 as it is; NumPy's takes float64, which shows in blocks
-REFRESH = {"resnet50": 1.0, "resnet50-128": 0.25}
-
-
-@pytest.mark.parametrize(("tensors", "least"), REFRESH.items())
-def test_a_refresh_of_resnet50_beside_that_of_torch(benchmark, monkeypatch, tensors, least):
+@pytest.mark.parametrize("tensors", bench.FACTORS)
+def test_a_refresh_of_resnet50_is_faster_than_that_of_torch(benchmark, monkeypatch, tensors):
     pytest.importorskip("torch", reason="the peer torch.linalg.inv").set_num_threads(1)
+    pytest.importorskip("numba", reason="refopt[fast]")
+    monkeypatch.setattr(fused, "engine", lambda: "numba")
     monkeypatch.setattr(bench, "clock", time.thread_time)
     found = {t.contestant: t for t in bench.measured("thor", tensors, 9)}
     for name, timing in found.items():
@@ -83,4 +82,4 @@ def test_a_refresh_of_resnet50_beside_that_of_torch(benchmark, monkeypatch, tens
             f"\n{tensors}: {name} {timing.seconds[1]:.3f} s, {middle:.2f} ({low:.2f} to {high:.2f})"
         )
     benchmark.pedantic(lambda: None)
-    assert found["torch inv"].ratio[1] >= least
+    assert found["torch inv"].ratio[1] > 1

@@ -116,7 +116,7 @@ def invert(R, V, W):
 
 @njit(
     types.void(
-        types.Array(types.{dtype}, 3, "C", readonly=True), types.{dtype}[:, :, ::1], types.boolean
+        types.Array(types.{dtype}, 3, "A", readonly=True), types.{dtype}[:, :, ::1], types.boolean
     ),
     error_model="numpy",
     nogil=True,
@@ -161,7 +161,7 @@ def inverse(A: Any, whole: bool) -> Any:
 
     `A` as `takes` wants it, in any layout.
     """
-    given = np.require(A, A.dtype.newbyteorder("="), "CAE")
+    given = np.require(np.asarray(A), A.dtype.newbyteorder("="), "A")
     found = np.empty(given.shape, given.dtype)
     shape = (-1, *given.shape[-2:])
     _kernel(given.dtype.name)(given.reshape(shape), found.reshape(shape), whole)

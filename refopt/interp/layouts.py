@@ -82,20 +82,23 @@ class Layouts:
 
     def diagonal_blocks(self, x: Any, size: int, /) -> Any:
         n = self.shape(x)[-1]
-        k = -(-n // size)
-        short = k * size - n
+        k, rest = divmod(n, size)
+        whole, short = n - rest, size - rest
 
         def blocks(a: Any) -> Any:
             xp = self.xp
-            tiles = xp.reshape(a, (k, size, k, size))
+            tiles = xp.reshape(a[:whole, :whole], (k, size, k, size))
             return xp.permute_dims(
                 xp.linalg.diagonal(xp.permute_dims(tiles, (1, 3, 0, 2))), (2, 0, 1)
             )
 
-        if short:
-            ones = self.pad(self.eye(short, x), ((n, 0), (n, 0)))
-            x = self.pad(x, ((0, short), (0, short))) + ones
-        return lift(blocks, x)
+        parts = [lift(blocks, x)] if k or not rest else []
+        if rest:
+            last = self.cut(x, (slice(whole, n), slice(whole, n)))
+            ones = self.pad(self.eye(short, x), ((rest, 0), (rest, 0)))
+            last = self.pad(last, ((0, short), (0, short))) + ones
+            parts.append(self.reshape(last, (1, size, size)))
+        return lift(lambda *xs: self.xp.concat(xs, axis=0), *parts) if rest and k else parts[0]
 
     def matmul(self, x: Any, y: Any, /) -> Any:
         return lift(self.xp.matmul, x, y)
