@@ -223,7 +223,7 @@ def adapter_findings(source: str, path: str, siblings: frozenset[str] = frozense
         return [f"{path}:{error.lineno}: not Python 3.8: {error.msg}"]
     roots = {name.split(".")[0] for name, _, _ in imports(source)}
     findings = [f"{path}: not in Python 3.8: {root}" for root in sorted(roots & AFTER_PYTHON_3_8)]
-    foreign = roots - sys.stdlib_module_names - siblings - {"numpy"}
+    foreign = roots - sys.stdlib_module_names - siblings - {"numpy", "ml_dtypes"}
     if foreign and not any(foreign <= family for family in FAMILIES):
         findings.append(f"{path}: not one framework: {', '.join(sorted(foreign))}")
     return findings
