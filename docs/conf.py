@@ -62,7 +62,10 @@ def mathml(latex: str, display: str) -> str:
     """The MathML of an equation; `split` is the converter's name for `aligned`."""
     for end in ("begin", "end"):
         latex = latex.replace(rf"\{end}{{aligned}}", rf"\{end}{{split}}")
-    return convert(latex, display=display)
+    # as high as a superscript a prime is a speck
+    return convert(latex, display=display).replace(
+        "<mi>&#x02032;</mi>", '<mo mathsize="100%">&#x02032;</mo>'
+    )
 
 
 def inline(self: HTML5Translator, node: nodes.math) -> None:
