@@ -719,7 +719,12 @@ def tick(
 def step(
     param: Array, grad: Array, state: State, s: Scalars, h: Hyper, c: Choices, *, xp: Namespace
 ) -> tuple[Quantities, State]:
-    """One parameter, one step."""
+    """One parameter, one step. As documented, and without weight decay:
+
+    m ← β₁ m + (1 - β₁) g,  v ← β₂ v + (1 - β₂) g²,  m̂ = a + b
+    a = ahead m = μₜ₊₁ / (1 - Π μᵢ up to t + 1) m,  b = here g = (1 - μₜ) / (1 - Π μᵢ up to t) g
+    θ ← θ - γ m̂ / d,  d = √(v / (1 - β₂ᵗ)) + ε
+    """
     old = State(c.reading(state.m, xp), c.reading(state.v, xp))  # NAD-2.3
     p, g = c.decay.before(c.reading(param, xp), c.objective(grad), h, s)  # NAD-3, NAD-4
     m = c.first(old.m, g, h, xp)  # NAD-7

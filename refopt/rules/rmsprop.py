@@ -619,7 +619,13 @@ def step(
     *,
     xp: Namespace,
 ) -> tuple[Quantities, State]:
-    """One parameter, one step; `grad` is an array or `Rows`."""
+    """One parameter, one step; `grad` is an array or `Rows`. As documented, for an array:
+
+    v ← ρ v + (1 - ρ) g²,  u = g / (√v + ε),  θ ← θ - γ u, with momentum b ← μ b + u, θ ← θ - γ b
+
+    For an array `to` is the identity, and `kept` gives what is new; rows meet the elements that
+    they are for.
+    """
     rows = grad if isinstance(grad, Rows) else None
     state = started(param, state, c, xp=xp)  # RMS-2.2
     g, to = (grad, every_element) if rows is None else c.sparse.met(rows, param, xp)  # RMS-3.2
