@@ -50,6 +50,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="SECONDS",
         help="Give it so long for an answer (default: 60).",
     )
+    group.addoption(
+        "--refopt-seed",
+        default=None,
+        type=int,
+        metavar="N",
+        help="The seed of the cases that are drawn beside the vectors (default: a new one).",
+    )
     parser.addini("refopt_impl", "As --refopt-impl, one a line.", type="linelist", default=[])
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from refopt.cli import plugin
-from refopt.oracle import golden, rop, suite
+from refopt.oracle import drawn, golden, rop, suite
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "docs" / "pytest.md").read_text(encoding="utf-8")
@@ -44,7 +44,7 @@ def counts(output: str) -> dict[str, int]:
 
 def test_the_example_fails_as_printed_and_passes_once_repaired(tmp_path: Path) -> None:
     assert COMMAND.split() == ["pytest", "-q"]
-    vectors = len(rop.vectors("nadam"))
+    vectors = len(rop.vectors("nadam")) + drawn.number("nadam")
     code, output = run(project(tmp_path, PYTHON), "-q")
     assert code == pytest.ExitCode.TESTS_FAILED
     assert FAILURE in output
@@ -113,6 +113,7 @@ def test_what_is_misused_is_said(tmp_path: Path, given: str, said: str) -> None:
         "refopt_python": str(python),
         "refopt_profile": "exact",
         "refopt_timeout": 1.0,
+        "refopt_seed": None,
         "refopt_select": "*",
     }
     config: Any = SimpleNamespace(getoption=options.__getitem__, getini=lambda name: [])
@@ -215,7 +216,7 @@ def test_tests_of_files_run_beside_vectors_and_k_selects_among_both(tmp_path: Pa
     sharp = [r for r in rop.vectors("nadam") if "sharp" in r.case.id and "f64" in r.case.id]
     assert sum(counts(output).values()) == 1 + len(sharp)
     code, output = run(folder, "--collect-only", "-q", "-k", "refopt and sharp and f64")
-    every = len(rop.vectors("nadam")) + 2
+    every = len(rop.vectors("nadam")) + drawn.number("nadam") + 2
     assert f"{len(sharp)}/{every} tests collected" in output
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from fnmatch import fnmatchcase
+from typing import Any, cast
 
 import pytest
 import typer
 
-from refopt.cli.check import command_of
+from refopt.cli.check import command_of, seeded
 from refopt.errors import RefoptError
-from refopt.oracle import live, report, rop, suite
+from refopt.oracle import drawn, live, report, rop, suite
 from refopt.oracle.golden import Recording
 from refopt.oracle.process import Failure
 from refopt.oracle.spec import RULES
@@ -28,7 +30,8 @@ class Asked:
         of, python = config.getoption("refopt_optimizer"), config.getoption("refopt_python")
         profile, python = config.getoption("refopt_profile"), python or sys.executable
         seconds = config.getoption("refopt_timeout")
-        self.name = name
+        self.name, self.seed = name, None
+        self.drawn: list[str] = []  # a test for each case that is drawn when it runs
         try:
             if name in live.IMPLEMENTATIONS:
                 start: Any = live.starter(name, python, seconds)
@@ -47,7 +50,12 @@ class Asked:
                     return rop.Program(command, optimizer, seconds)
 
                 found = rop.vectors(optimizer)
-            self.found = list(suite.selected(found, config.getoption("refopt_select")))
+                seed = config.getoption("refopt_seed") or os.environ.get("REFOPT_SEED")
+                self.seed = seeded(None if seed is None else int(seed), drawn=True)
+                self.drawn = [f"{optimizer}.drawn.{n}" for n in range(drawn.number(optimizer))]
+            select = config.getoption("refopt_select")
+            self.found = list(suite.selected(found, select))
+            self.drawn = [id_ for id_ in self.drawn if fnmatchcase(id_, select)]
         except (typer.BadParameter, RefoptError) as error:
             msg = f"--refopt-impl {name}: {error}"
             raise pytest.UsageError(msg) from None
@@ -83,6 +91,17 @@ class Asked:
             self._over = str(error)
         return suite.work(task)
 
+    def recording(self, id_: str) -> Recording:
+        """The case that is drawn for a test; it is skipped where nothing suits what is taken."""
+        try:
+            program: Any = self._asking.talker()
+        except Failure as failure:
+            raise RefoptError(failure.detail) from None
+        cases = program.drawn(self.seed)
+        if (n := int(id_.rpartition(".")[2])) >= len(cases):
+            pytest.skip("no case was drawn for what it takes")
+        return cast(Recording, cases[n])
+
     def close(self) -> None:
         """End it."""
         self._asking.close()
@@ -95,7 +114,7 @@ class Failed(Exception):
 class Vector(pytest.Item):
     """One vector and one implementation."""
 
-    def __init__(self, *, asked: Asked, recording: Recording, **keywords: Any) -> None:
+    def __init__(self, *, asked: Asked, recording: Recording | str, **keywords: Any) -> None:
         super().__init__(**keywords)
         self._asked, self._recording = asked, recording
         self.extra_keyword_matches.add("refopt")
@@ -106,13 +125,17 @@ class Vector(pytest.Item):
         So does a must vector that is not answered though everything that it needs is taken.
         Undecided is no pass: a vector that excludes nothing is skipped, with what it left open.
         """
-        results = self._asked.results(self._recording)
+        given, again = self._recording, ""
+        if isinstance(given, str):
+            given = self._asked.recording(given)
+            again = f"\n\ndrawn: --refopt-seed={self._asked.seed} asks the same again"
+        results = self._asked.results(given)
         for result in results:
             verdict = result.verdict
             known = (verdict.undecided, verdict.excluded) if verdict else ({}, {})
             self.user_properties.append((KEY, [self._asked.name, result.status, *known]))
         if wrong := [result for result in results if not _fine(result)]:
-            raise Failed("\n\n".join("\n".join(report.plain(result)) for result in wrong))
+            raise Failed("\n\n".join("\n".join(report.plain(result)) for result in wrong) + again)
         if not any(result.status in (CONFORMS, suite.DEVIATES) for result in results):
             pytest.skip("; ".join(dict.fromkeys(map(_reason, results))))
 
@@ -142,12 +165,16 @@ class Vectors:
         """Add them before -k and -m select."""
         vectors = []
         for asked in self.asked:
-            for recording in asked.found:
-                name = f"{asked.name}[{recording.case.id}]"
+            every: list[Recording | str] = [*asked.found, *asked.drawn]
+            for recording in every:
+                id_ = recording if isinstance(recording, str) else recording.case.id
+                name = f"{asked.name}[{id_}]"
                 keywords = {"asked": asked, "recording": recording, "nodeid": f"refopt::{name}"}
                 vectors.append(Vector.from_parent(session, name=name, **keywords))
         items += vectors
-        report = pytest.CollectReport("refopt", "passed", None, vectors)  # so that it counts them
+        report = pytest.CollectReport(
+            "refopt", "passed", None, [*vectors]
+        )  # so that it counts them
         session.config.hook.pytest_collectreport(report=report)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

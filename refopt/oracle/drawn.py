@@ -26,7 +26,8 @@ from refopt.oracle import golden, inputs
 from refopt.oracle.golden import Case, Run
 
 LAST = 99
-"""The attempt that has nothing beyond what the optimizer always has."""
+"""The last attempt. Of the second half each has one parameter, and each other one nothing that may
+be left out."""
 
 DISTINCT = 61
 """Different elements of a large array; a prime: each is met at every place of a register."""
@@ -161,6 +162,11 @@ def kinds(optimizer: str) -> list[str]:
     return [row[0] for row in inputs.ROWS] if optimizer == "thor" else [*KINDS]
 
 
+def number(optimizer: str) -> int:
+    """How many cases are asked at most."""
+    return 2 if optimizer == "thor" else len(KINDS)
+
+
 def case(id_: str) -> Case:
     """The case of an id. Raises CaseError where it is none of a drawn case."""
     drawn = parsed(id_)
@@ -177,9 +183,9 @@ def asked(optimizer: str, seed: int, able: Callable[[Case], bool], dtypes: set[s
     `dtypes`: of these each case has one, float32 and float64 in turn where both are there.
     """
     source, known = random.Random(f"{optimizer} {seed}"), kinds(optimizer)
-    number, attempts = len(known), range(LAST + 1)
+    attempts = range(LAST + 1)
     if optimizer == "thor":  # a net needs what it needs
-        known, number, attempts = source.sample(known, len(known)), 2, range(1)
+        known, attempts = source.sample(known, len(known)), range(1)
     full = [ending for ending in ("f32", "f64") if _ENDINGS[ending] in dtypes]
     endings = full or [ending for ending, dtype in _ENDINGS.items() if dtype in dtypes]
     first = source.randrange(2)
@@ -187,7 +193,7 @@ def asked(optimizer: str, seed: int, able: Callable[[Case], bool], dtypes: set[s
     for kind in known if endings else ():
         ending = endings[(first + len(found)) % len(endings)]
         every = (case(f"{optimizer}.drawn.{seed}-{kind}-{n}.{ending}") for n in attempts)
-        if len(found) < number and (one := next(filter(able, every), None)):
+        if len(found) < number(optimizer) and (one := next(filter(able, every), None)):
             found.append(one)
     return found
 
@@ -237,12 +243,12 @@ def _hyper(drawn: Drawn, source: random.Random) -> tuple[dict[str, str], dict[st
     hyper = {name: draw(source) for name, draw in HYPER[optimizer].items()}
     if "epsilon" in hyper and drawn.kind in ("grid", "edges") and source.random() < 0.4:
         hyper["epsilon"] = source.choice(("1e-8", "1e-3"))
-    if "momentum" in hyper and drawn.attempt > LAST // 2 and drawn.attempt % 2:
-        hyper["momentum"] = "0.0"
+    bare = drawn.attempt > LAST // 2 and drawn.attempt % 2 == 1
+    hyper |= {name: "0.0" for name in ("momentum", "momentum_decay") if bare and name in hyper}
     more = {
         name: draw(source)
         for name, (share, draw) in MORE[optimizer].items()
-        if source.random() < share and drawn.attempt < LAST
+        if source.random() < share and not bare
     }
     if drawn.kind in ("large", "edges"):
         more = {name: x for name, x in more.items() if name not in NORMS}
