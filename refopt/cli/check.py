@@ -173,8 +173,8 @@ def check(
     Open-loop: what is hidden is computed from the first step on.
     """
     with exits():
+        from refopt.oracle import drawn as drawing
         from refopt.oracle import live, rop, suite
-        from refopt.oracle.drawn import KINDS
         from refopt.oracle.own import EXECUTIONS
 
         started = time.perf_counter()
@@ -233,7 +233,7 @@ def check(
         }
         asked_for |= {} if seed is None else {"seed": seed}
         jobs = 1 if command else jobs  # what explains one run is tried on the next
-        number = len(cases) + (seed is not None) * len(KINDS)
+        number = len(cases) + (0 if seed is None else drawing.number(of))
         judge(tasks, number, asked_for, started, as_json=as_json, junit=junit, jobs=jobs)
 
 
