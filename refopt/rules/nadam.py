@@ -719,8 +719,9 @@ def tick(
 def step(
     param: Array, grad: Array, state: State, s: Scalars, h: Hyper, c: Choices, *, xp: Namespace
 ) -> tuple[Quantities, State]:
-    """One parameter, one step. As documented, and without weight decay:
+    """One parameter, one step.
 
+    As documented, and without weight decay:
     m ← β₁ m + (1 - β₁) g,  v ← β₂ v + (1 - β₂) g²,  m̂ = a + b
     a = ahead m = μₜ₊₁ / (1 - Π μᵢ up to t + 1) m,  b = here g = (1 - μₜ) / (1 - Π μᵢ up to t) g
     θ ← θ - γ m̂ / d,  d = √(v / (1 - β₂ᵗ)) + ε

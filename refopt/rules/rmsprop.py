@@ -619,8 +619,9 @@ def step(
     *,
     xp: Namespace,
 ) -> tuple[Quantities, State]:
-    """One parameter, one step; `grad` is an array or `Rows`. As documented, for an array:
+    """One parameter, one step; `grad` is an array or `Rows`.
 
+    As documented, for an array:
     v ← ρ v + (1 - ρ) g²,  u = g / (√v + ε),  θ ← θ - γ u, with momentum b ← μ b + u, θ ← θ - γ b
 
     For an array `to` is the identity, and `kept` gives what is new; rows meet the elements that
