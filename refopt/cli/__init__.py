@@ -1,5 +1,8 @@
 """The command `refopt`: each module adds its own commands."""
 
+import os
+import sys
+
 from refopt.cli import bench as bench
 from refopt.cli import check as check
 from refopt.cli import diagnose as diagnose
@@ -11,4 +14,6 @@ from refopt.cli.base import app
 
 def main() -> None:
     """The entry point."""
+    if sys.argv[1:2] == ["trace"]:  # a table is there before a compiler is loaded
+        os.environ.setdefault("REFOPT_ENGINE", "tape")
     app()
