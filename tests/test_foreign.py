@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from refopt import cli
 from refopt.errors import CaseError
 from refopt.interp.formats import FORMATS, to_bits
-from refopt.oracle import golden, process, rop, suite
+from refopt.oracle import golden, process, rop, spec, suite
 from refopt.oracle.own import numpy_run
 from refopt.oracle.report import BROKE, INTERRUPTED, NOTHING, OK, USAGE, VIOLATED
 from refopt.oracle.spec import RULES
@@ -251,6 +251,9 @@ def heavy_ball(param, grad, state, *, lr, momentum, weight_decay):
 def keras(param, grad, state, *, learning_rate, rho, momentum, epsilon, centered=False):
     return rmsprop(param, grad, state, learning_rate=learning_rate, rho=rho, momentum=momentum,
                    epsilon=epsilon, centered=centered, inside=True)
+
+for function in [x for x in globals().values() if callable(x) and not hasattr(x, "lacks")]:
+    function.lacks = ["bfloat16"]
 """
 
 
@@ -300,10 +303,13 @@ def test_a_function_of_rmsprop_gets_the_names_of_its_documentation(mine: Path) -
     clipping = {case for case, status in found.items() if status == "violation"}
     assert {case.rpartition(".")[0] for case in clipping} == {
         f"rmsprop.vector.{name}"
-        for name in ("clipnorm-drawn", "clipnorm-tiny", "clipvalue-0.1", "clipnorm-before-value")
+        for name in (
+            *("clipnorm-drawn", "clipnorm-tiny", "clipvalue-0.1", "clipnorm-before-value"),
+            "not-finite",
+        )
     }  # it takes both limits, and clips nothing
     assert [x["by"] for x in footer(result)["explained"]] == [["clip=none"]]
-    plain = taken("rmsprop", {*rop.plain("rmsprop"), "centered"})
+    plain = taken("rmsprop", {*rop.plain("rmsprop"), "centered", "float16"})
     assert Counter(found.values())["conforms"] == plain
 
 
@@ -327,9 +333,11 @@ def test_epsilon_inside_the_root_is_named_by_one_paragraph(mine: Path, name: str
     result = checked(name)
     assert result.exit_code == VIOLATED
     text, n = " ".join(result.stdout.split()), VECTORS["nadam"]
+    cases = [r.case for r in rop.vectors("nadam") if r.case.id in ASKED["nadam"]]
+    m = sum(case.hyper["epsilon"] > 0 and "float16" not in case.dtypes for case in cases)
     assert (
-        f"mine:{name} does not follow the profile documented: {n} of {n} vectors lie outside "
-        f"one change explains {n} of them epsilon=inside, shown by {n} vectors "
+        f"mine:{name} does not follow the profile documented: {m} of {n} vectors lie outside "
+        f"one change explains {m} of them epsilon=inside, shown by {m} vectors "
         "it does under the root (NAD-11.2b) it should after the root (NAD-11.2a, epsilon=outside) "
         "the rule Epsilon is added after the root. (NAD-11.2) "
         "first seen nadam.vector.sharp-l2-psi-1.f32, step 1, param[0] of parameter 0" in text
@@ -550,6 +558,28 @@ def test_a_state_that_is_none_is_said_with_the_line_of_the_function(
     assert run["detail"].endswith(f"(mine.py, line {start})")
 
 
+def test_in_half_precision_the_usual_epsilon_stays_undecided_in_any_rounding(mine: Path) -> None:
+    """Each operation rounded, or all in float64 and the state shown so; bfloat16 if it is kept."""
+    wide = """
+def each(param, grad, state, **hyper):
+    return nadam(param, grad, state, **hyper)
+
+def wide(param, grad, state, **hyper):
+    new, state = nadam(param.astype(float), grad.astype(float), state, **hyper)
+    return new.astype(param.dtype), state
+"""
+    (mine / "mine.py").write_text(FUNCTIONS + wide)
+    for name, dtypes in (("each", {"f16"}), ("wide", {"f16", "bf16"})):
+        result = checked(name, "--json", "--select", "*.half-epsilon.*")
+        assert result.exit_code == OK, result.output
+        found = {run["case"].rpartition(".")[2]: run for run in runs(result)}
+        assert {d for d, run in found.items() if run["status"] == "conforms"} == dtypes
+        others = {run["detail"] for run in found.values() if run["status"] == "skipped"}
+        assert others <= {"bfloat16, which NumPy itself does not have"}
+    result = checked("hidden", "--json", "--select", "*.half-epsilon.f16")
+    assert "no-epsilon" in footer(result)["undecided"]["nadam"]["mine:hidden"]["given"]
+
+
 def test_a_state_of_less_precision_is_named_by_its_dtype(mine: Path) -> None:
     result = checked("half_m", "--select", "*sharp-l2-psi-1.f32")
     assert result.exit_code == VIOLATED
@@ -618,7 +648,7 @@ def test_the_template_conforms_with_a_hidden_state() -> None:
     command = f"cmd:{sys.executable} {EXAMPLES / 'template.py'}"
     result = refopt("check", command, "--optimizer", "rmsprop", "--json")
     assert result.exit_code == OK, result.output
-    assert statuses(result)["conforms"] == taken("rmsprop", TEMPLATE) >= 10
+    assert statuses(result)["conforms"] == taken("rmsprop", TEMPLATE) >= 8
 
 
 def test_the_programs_are_short() -> None:
@@ -1158,7 +1188,7 @@ def test_every_program_conforms_through_files_as_the_document_says(
         assert result.exit_code == OK, (name, result.output)
         found = Counter(run["status"] for run in runs(result))
         takes = {*json.loads(done.stdout.splitlines()[0])["takes"]} & rop.plain(optimizer)
-        assert found["conforms"] == taken(optimizer, takes) >= 10, name
+        assert found["conforms"] == taken(optimizer, takes) >= 8, name
         assert {*found} <= {"conforms", "skipped"}, name
 
 
@@ -1349,6 +1379,28 @@ def test_the_document_names_every_word_kind_and_status() -> None:
     assert all(
         valid(json.loads(text), "answer") for text in re.findall(r"`(\{.*?\})` \|", DOCUMENT)
     )
+
+
+def test_the_document_lists_what_a_function_may_name_with_its_default() -> None:
+    rows = re.findall(r"^\| (NAdam|RMSprop|SGD|THOR) \| (.*) \| (.*) \|$", DOCUMENT, re.MULTILINE)
+    assert [name.lower() for name, *_ in rows] == [*RULES]
+    for name, numbers, options in rows:
+        optimizer = name.lower()
+        described = spec.load(optimizer)["hyperparameters"]
+        documented: dict[str, list[Any]] = {}
+        for q, keyword in rop.keywords(optimizer).items():
+            base, pair, _ = keyword.partition("[")
+            if q in described and q != "global_clipnorm":  # of all parameters together
+                default = described[q].get("default", ... if optimizer == "thor" else None)
+                documented.setdefault(base, []).append(default)
+                assert bool(pair) == (base == "betas")
+        listed = dict(re.findall(r"`(\w+)`(?: ([^(,;]+|\(.*?\)))?(?:, |$)", numbers))
+        assert listed == {
+            keyword: "" if x[0] is ... else str(tuple(x) if len(x) > 1 else x[0])
+            for keyword, x in documented.items()
+        }
+        named = {o for o in RULES[optimizer].OPTIONS if o in rop.keywords(optimizer)}
+        assert set(re.findall(r"`(\w+)`", options)) == named
 
 
 def test_links_of_the_document_lead_somewhere() -> None:
