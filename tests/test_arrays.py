@@ -133,8 +133,6 @@ def test_complex_as_pairs_and_back_changes_no_bit(make):
     special = [0.0, -0.0, 1.5, float("inf"), float("-inf"), float("nan")]
     host = np.empty((6, 6), "complex64")
     host.real, host.imag = np.array(special)[:, None], np.array(special)[None, :]
-    if library.name.startswith("strict") or library.name == "dask":
-        host = host[2:3, 2:3]  # standard operations alone: finite, and no negative zero
     with library.session():
         x = library.array(host, "complex64")
         pairs = as_real(x)

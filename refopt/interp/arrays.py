@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -21,11 +22,13 @@ from array_api_compat import (
     is_array_api_obj,
     is_array_api_strict_namespace,
     is_cupy_array,
+    is_dask_array,
     is_jax_array,
     is_numpy_array,
     is_numpy_namespace,
     is_torch_array,
     is_writeable_array,
+    to_device,
 )
 
 from refopt.interp.formats import COMPLEX
@@ -301,7 +304,8 @@ def as_real(x: Any) -> Any:
 def as_complex(x: Any) -> Any:
     """Pairs on the last axis as a complex array.
 
-    By the library's own function, because re + 1j * im has a NaN where `im` is infinite.
+    By the library's own function, because re + 1j * im has a NaN where `im` is infinite, and no
+    negative zero.
     """
     xp = array_namespace(x)
     re, im = x[..., 0], x[..., 1]
@@ -312,11 +316,20 @@ def as_complex(x: Any) -> Any:
 
         return lax.complex(re, im)
     dtype = {"float32": xp.complex64, "float64": xp.complex128}[dtype_name(x)]
+    if is_dask_array(x):
+        return re.map_blocks(partial(_paired, np), im, dtype=dtype)
+    if is_array_api_strict_namespace(xp):
+        host = [np.asarray(to_device(y, xp.Device("CPU_DEVICE"))) for y in (re, im)]
+        return xp.asarray(_paired(np, *host), device=device(x))
     if is_numpy_array(x) or is_cupy_array(x):
-        result = xp.empty_like(re, dtype=dtype)
-        result.real, result.imag = re, im
-        return result
+        return _paired(xp, re, im)
     return xp.astype(re, dtype) + 1j * xp.astype(im, dtype)
+
+
+def _paired(xp: Any, re: Any, im: Any) -> Any:
+    result = xp.empty_like(re, dtype=xp.result_type(re, xp.complex64))
+    result.real, result.imag = re, im
+    return result
 
 
 class Passage(NamedTuple):
