@@ -2,6 +2,7 @@
 
 import collections
 import copy
+import inspect
 import itertools
 import os
 import platform
@@ -641,6 +642,11 @@ def test_gradients_are_not_kept_alive_by_the_optimizer(tape):
     gone = weakref.ref(param.grad)
     optimizer.zero_grad()
     assert gone() is None
+
+
+def test_who_handles_a_signal_is_asked_without_a_line_of_python():
+    assert inspect.isbuiltin(fused._handler)
+    assert fused._handler(signal.SIGINT) is signal.getsignal(signal.SIGINT)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

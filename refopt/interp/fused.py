@@ -12,7 +12,6 @@ import atexit
 import functools
 import hashlib
 import importlib.util
-import inspect
 import operator
 import os
 import re
@@ -568,7 +567,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 SIGNALS = tuple(signal.valid_signals())
-_handler = inspect.unwrap(signal.getsignal)  # in C
+_handler = sys.modules["_signal"].getsignal  # in C: it is asked for each signal
 
 
 def writable(x: Any) -> bool:
