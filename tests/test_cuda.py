@@ -2,7 +2,7 @@
 
 import ctypes
 import re
-from functools import cache
+from functools import cache, partial
 
 import cupy_standin
 import numpy as np
@@ -179,13 +179,13 @@ def test_nothing_that_a_graph_would_read_again_is_sent_to_the_device(monkeypatch
     param.grad = cupy.asarray(np.ones(5, "float32"))
     optimizer = refopt.NAdam([param], capturable=True)
     optimizer.step()  # makes the state
+
+    def of_the_device(make, x, *args, **options):
+        assert isinstance(x, cupy.ndarray)
+        return make(x, *args, **options)
+
     for name in ("array", "asarray"):
-
-        def of_the_device(x, *args, make=getattr(cupy, name), **options):
-            assert isinstance(x, cupy.ndarray)
-            return make(x, *args, **options)
-
-        monkeypatch.setattr(cupy, name, of_the_device)
+        monkeypatch.setattr(cupy, name, partial(of_the_device, getattr(cupy, name)))
     before = param.data.get()
     optimizer.step()
     assert not same_bits(param.data.get(), before)

@@ -58,8 +58,8 @@ def equations(
 
     Every quantity with a symbol of its own is one line; what has none is written out in place.
     `hyper`: hyperparameters by which a formula is chosen where it depends on one; by default the
-    examples of the specification. `sparse`: the gradient is given by rows. `layer`: the kind of the layer, for a rule of layers;
-    a dense one if none is named.
+    examples of the specification. `sparse`: the gradient is given by rows. `layer`: the kind of the
+    layer, for a rule of layers; a dense one if none is named.
     """
     spec = load(optimizer)
     if hasattr(RULES[optimizer], "Layer"):
