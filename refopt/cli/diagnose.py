@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from refopt.cli.base import EXIT_CODES, Command, Json, Select, app, exits, reading, say
-from refopt.cli.check import Build, command_of, interpreter, starter
+from refopt.cli.check import Build, Drawn, Seed, command_of, interpreter, seeded, starter
 
 IMPLEMENTATION = (
     "An installed framework (torch:NAdam, keras:RMSprop, …), py:MODULE:FUNCTION, "
@@ -49,14 +49,16 @@ def diagnose(
     python: Python = sys.executable,
     timeout: Timeout = 60.0,
     build: Build = False,
+    drawn: Drawn = True,
+    seed: Seed = None,
 ) -> None:
     """Say which rule an implementation follows, and what to change so that it is another."""
     with exits(), progressing() as progress:
         from refopt.oracle import advice
         from refopt.oracle.diagnose import diagnose as diagnosed
-        from refopt.oracle.report import Terminal, escape
+        from refopt.oracle.report import OK, Terminal, escape
 
-        codes = []
+        codes: list[int] = []
         given: dict[str, Any] = {
             "python": python,
             "seconds": timeout,
@@ -74,7 +76,36 @@ def diagnose(
             else:
                 progress("")
                 Terminal().say(escape(advice.paragraph(subject, found)) + "\n")
+        of, command = command_of(implementation, optimizer, python)
+        if command and drawn and codes == [OK] and profile == "documented":
+            asked = seeded(seed, drawn=True)
+            codes += _drawn(of, command, timeout, asked, as_json=as_json)
     raise typer.Exit(worst(codes))
+
+
+def _drawn(
+    of: str, command: list[str], seconds: float, seed: int | None, *, as_json: bool
+) -> list[int]:
+    """The exit codes of what conforms on the vectors where it leaves what is drawn beside them."""
+    from refopt.oracle import live, report, rop, suite
+
+    def more(program: Any) -> Any:
+        return program.drawn(seed)
+
+    tasks = live.answers(lambda: rop.Program(command, of, seconds), (), None, more)
+    tally = report.Tally()
+    for (result,) in map(suite.work, tasks):
+        tally.add(result)
+    wrong = [r.case for r in tally.notable]
+    text = "; ".join("\n".join(report.plain(result)) for result in tally.notable[:1])
+    if as_json:
+        say({"kind": "drawn", "seed": seed, "cases": len(tally.cases), "outside": wrong})
+    elif wrong:
+        said = f"It leaves {len(wrong)} of {len(tally.cases)} cases drawn with --seed {seed}"
+        typer.echo(f"{said}: {', '.join(wrong)}\n{text}")
+    else:
+        typer.echo(f"It holds {len(tally.cases)} cases drawn with --seed {seed} as well.")
+    return [tally.exit_code] if wrong else []
 
 
 @app.command(cls=Command)
