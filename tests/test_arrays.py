@@ -20,7 +20,7 @@ from refopt.interp.arrays import (
     write,
 )
 from refopt.interp.rounded import Rounded, rounding_to
-from refopt.rules import nadam
+from refopt.rules import nadam, rmsprop
 
 DOCUMENTED = nadam.PROFILES["documented"]
 TORCH = nadam.PROFILES["torch-2.13"]
@@ -148,6 +148,16 @@ def test_a_complex_step_is_two_real_steps():
     pairs, halves, _ = one_step(p, g)
     assert same_bits(as_real(q.param), pairs.param)
     assert same_bits(as_real(state.v), halves.v)
+
+
+def test_a_state_that_enters_in_float32_raises_nothing_of_its_rounding():
+    profile = next(p for p in rmsprop.PROFILES.values() if p.half == "float32")
+    ones, clock = np.ones(3), rmsprop.Clock(0)
+    state, _ = init(rmsprop, profile, ones)
+    tiny = state._replace(v=np.full(3, 1e-60))
+    with np.errstate(all="raise"):
+        (q,), _, _ = run(rmsprop, profile, [ones], [ones], [tiny], [clock], profile.hyper)
+    assert np.isfinite(q.param).all()
 
 
 # -- 16 bits --------------------------------------------------------------------------------------

@@ -482,11 +482,11 @@ def run(
             return _stored(ways[i], x, params[i])
         return ways[i].leave(x, stored)
 
-    entered = [
-        type(state)(*map(way.enter, state)) if isinstance(state, tuple) else state
-        for way, state in zip(ways, states, strict=True)
-    ]
     with silence(xp.xp):
+        entered = [
+            type(state)(*map(way.enter, state)) if isinstance(state, tuple) else state
+            for way, state in zip(ways, states, strict=True)
+        ]
         quantities, after, ticked = rule.update(
             [way.enter(x) for way, x in zip(ways, params, strict=True)],
             [way.enter(x) for way, x in zip(ways, grads, strict=True)],
@@ -534,9 +534,9 @@ def applied(
     columns: lists of arrays or sparse gradients like the parameters.
     """
     ways = [passage(param, half) for param in params]
-    entered = [[way.enter(x) for way, x in zip(ways, xs, strict=True)] for xs in columns]
     xp = namespace_of(*params)
     with np.errstate(all="ignore"):
+        entered = [[way.enter(x) for way, x in zip(ways, xs, strict=True)] for xs in columns]
         results = function(*entered, xp)
         return [
             x._replace(values=_stored(way, x.values, param))
