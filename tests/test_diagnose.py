@@ -15,8 +15,9 @@ from typer.testing import CliRunner
 from refopt import cli
 from refopt.oracle import advice, environments, golden, live, observe, spec
 from refopt.oracle.between import between
-from refopt.oracle.diagnose import Diagnosis, Observed, Record, diagnose, likely, mistaken
+from refopt.oracle.diagnose import Diagnosis, Observed, Record, diagnose, likely
 from refopt.oracle.golden import Run
+from refopt.oracle.mistakes import mistaken
 from refopt.oracle.observe import Subject
 from refopt.oracle.own import numpy_run
 from refopt.oracle.report import BROKE, NOTHING, OK, USAGE, VIOLATED
@@ -171,7 +172,7 @@ def test_what_is_no_optimizer_never_conforms_and_nothing_holds_it(value: Any) ->
     found = diagnose("nadam", answered(value))
     assert found.status == VIOLATION
     assert {*found.outside} == {*found.vectors}
-    assert found.held == ()
+    assert (found.held, found.where, found.differences) == ((), (), ())
     assert found.departure is not None
     assert found.departure.quantity == "param"
     assert found.departure.first.step == 1
@@ -324,9 +325,9 @@ def test_a_comparison_names_both_sides_and_the_first_vector(mine: Path) -> None:
     result = refopt("compare", "documented", "py:mine:inside", *ASKED)
     assert result.exit_code == OK, result.output
     text = " ".join(result.stdout.split())
-    assert "documented follows documented" in text
     assert "py:mine:inside follows documented" in text
-    assert "Epsilon: documented after the root (NAD-11.2a)" in text
+    assert text.startswith("documented (torch.optim.NAdam 2.2, as documented); py:mine:inside")
+    assert "documented: after the root (NAD-11.2a); py:mine:inside: under the root" in text
     assert "They differ on 4 of 4 vectors, first on nadam.vector.sharp-l2" in text
     assert "They agree while" in text
     assert "epsilon is 0" in text

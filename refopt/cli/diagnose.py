@@ -306,12 +306,15 @@ def subjects(
             able = interpreter(name, python, build=build)
             tasks = observe.framework(name, found, python=able, seconds=seconds)
         elif Path(implementation).exists():
-            name, tasks = implementation, observe.recorded(Path(implementation))
+            name, tasks = implementation, observe.recorded(Path(implementation), select)
         else:
             known = ", ".join(live.IMPLEMENTATIONS)
             msg = f"IMPLEMENTATION must be {known}, py:, cmd:, or a file; got {implementation!r}"
             raise typer.BadParameter(msg)
-        return observe.subjects(name, tasks, progress)
+        did = observe.subjects(name, tasks, progress)
+        if not did:
+            typer.echo(f"no case of {name} matches the selection: nothing ran", err=True)
+        return did
 
 
 @contextmanager

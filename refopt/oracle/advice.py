@@ -11,7 +11,7 @@ from refopt.oracle import spec
 from refopt.oracle.between import Between
 from refopt.oracle.diagnose import Departure, Diagnosis, Difference, Record
 from refopt.oracle.observe import Subject
-from refopt.oracle.report import counted
+from refopt.oracle.report import counted, told
 from refopt.oracle.suite import FAILURES, REJECTED, SKIPPED
 from refopt.oracle.verdict import CONFORMS, INCONCLUSIVE, Finding
 
@@ -152,17 +152,6 @@ def _change(optimizer: str, difference: Difference) -> Iterator[str]:
     yield f"{difference.case} {_values(first)} at {place(first)}."
 
 
-def told(optimizer: str, axis: str, name: str) -> tuple[str, str]:
-    """(what an alternative does, its clause); a mistaken hyperparameter has no clause."""
-    known = spec.load(optimizer)["axes"].get(axis, {}).get("alternatives", {})
-    if name in known:
-        return known[name]["text"], known[name]["clause"]
-    if name == "as-given":
-        return "the hyperparameters as they are given", "hyperparameters"
-    quantity, _, value = name.partition(":")
-    return f"{quantity} is {value}, whatever is given", ""
-
-
 def _open(found: Diagnosis) -> Iterator[str]:
     """What was not decided, and what would decide it."""
     asked: dict[str, list[str]] = {}
@@ -245,17 +234,23 @@ def comparison(names: tuple[str, str], found: Between) -> str:
     """Two rules beside each other, as one paragraph."""
     one, other = names
     records = [_record(found.optimizer, record) for record in (found.first, found.second)]
-    parts = [f"{one} follows {records[0]}; {other} follows {records[1]}."]
+    pairs = zip(names, (found.first, found.second), records, strict=True)
+    parts = [x if name == r.profile else f"{name} follows {x}" for name, r, x in pairs]
+    parts = [f"{parts[0]}; {parts[1]}."]
     if not found.differ:
         parts.append(f"They agree on all {found.vectors} vectors.")
     for axis, first, second in found.axes:
         told_ = [told(found.optimizer, axis, name) for name in (first, second)]
         mine, its = (f"{text}{f' ({clause})' if clause else ''}" for text, clause in told_)
-        parts.append(f"{axis.capitalize()}: {one} {mine}; {other} {its}.")
+        question = spec.load(found.optimizer)["axes"].get(axis, {}).get("question", "")
+        parts.append(f"{axis.capitalize()}: {question} {one}: {mine}; {other}: {its}.")
+    if found.rounding:
+        rounding = ", ".join(f"{x.axis} ({x.first}, {x.second})" for x in found.rounding)
+        parts.append(f"They round otherwise, and are equal over the real numbers, in {rounding}.")
     if found.finding is not None:
-        parts.append(f"They differ on {len(found.differ)} of {found.vectors} vectors, first on")
-        parts.append(f"{found.differ[0]}, which {_values(found.finding)} at")
-        parts.append(f"{place(found.finding)}.")
+        of = counted(found.vectors, "vector")
+        parts.append(f"They differ on {len(found.differ)} of {of}, first on {found.differ[0]}:")
+        parts.append(f"one {_values(found.finding)} at {place(found.finding)}.")
         while_ = "; or ".join(found.agree_while)
         parts.append(f"They agree while {while_}." if while_ else "No condition was found.")
     return " ".join(parts)
@@ -265,8 +260,9 @@ def plain(found: Between) -> dict[str, Any]:
     """Two rules beside each other as JSON."""
     finding = None if found.finding is None else _finite(found.finding._asdict())
     axes = [axis._asdict() for axis in found.axes]
+    rounding = [axis._asdict() for axis in found.rounding]
     records = {"first": found.first._asdict(), "second": found.second._asdict()}
-    return {**found._asdict(), **records, "axes": axes, "finding": finding}
+    return {**found._asdict(), **records, "axes": axes, "rounding": rounding, "finding": finding}
 
 
 def _finite(fields: dict[str, Any]) -> dict[str, Any]:

@@ -13,17 +13,18 @@ from typing import Any, NamedTuple, cast
 
 from refopt.interp.formats import FORMATS
 from refopt.oracle import golden, rop, spec
-from refopt.oracle.diagnose import Record, mistaken
+from refopt.oracle.diagnose import Record
 from refopt.oracle.golden import Case, Recording
 from refopt.oracle.layered import judging
+from refopt.oracle.mistakes import mistaken, own
 from refopt.oracle.own import numpy_run
-from refopt.oracle.search import Search, equal
+from refopt.oracle.search import Search
 from refopt.oracle.verdict import Finding, Judge
 from refopt.typing import Profile
 
 
 class Axis(NamedTuple):
-    """An axis on which two records differ, over the reals."""
+    """An axis on which two records differ."""
 
     axis: str
     first: str
@@ -37,6 +38,7 @@ class Between(NamedTuple):
     first: Record
     second: Record
     axes: tuple[Axis, ...]
+    rounding: tuple[Axis, ...]  # on which they are equal over the reals
     vectors: int
     differ: tuple[str, ...]  # ids of the vectors on which they do
     agree_while: tuple[str, ...]  # each is enough
@@ -58,15 +60,18 @@ def between(
         if (finding := _outside(optimizer, case, first, second)) is not None:
             outside[case.id] = case, finding
     differ = [case for case, _ in outside.values()]
+    alike = [case for case in cases if case.id not in outside]
+    axes = list(_axes(optimizer, first, second))
     progress("while what they agree")
     return Between(
         optimizer,
         first,
         second,
-        tuple(_axes(optimizer, first, second)),
+        tuple(axis for axis, real in axes if real),
+        tuple(axis for axis, real in axes if not real),
         len(cases),
         tuple(outside),
-        tuple(_conditions(optimizer, differ, first, second)) if differ else (),
+        tuple(_conditions(optimizer, differ, alike, first, second)) if differ else (),
         next((finding for _, finding in outside.values()), None),
     )
 
@@ -88,32 +93,27 @@ def _outside(optimizer: str, case: Case, first: Record, second: Record) -> Findi
     return None
 
 
-def _axes(optimizer: str, first: Record, second: Record) -> Iterator[Axis]:
-    """The axes on which they take formulas that are not equal."""
+def _axes(optimizer: str, first: Record, second: Record) -> Iterator[tuple[Axis, bool]]:
+    """The axes on which they take other formulas, and whether those differ over the reals."""
     rule = mistaken(optimizer)
-
-    def choices(record: Record) -> Any:
-        chosen = rule.PROFILES[record.profile].choices
-        known = {a: rule.AXES[a][n] for a, n in record.changes if a in chosen._fields}
-        return chosen._replace(**known)
-
-    one, other = choices(first), choices(second)
     for axis, named in rule.AXES.items():
-        mine = {*equal(rule, axis, one), *(n for a, n in first.changes if a == axis)}
-        its = {*equal(rule, axis, other), *(n for a, n in second.changes if a == axis)}
-        if mine and its and not mine & its:
-            names = [
-                dict(record.changes).get(axis)
-                or next(n for n, x in named.items() if x is getattr(chosen, axis))
-                for record, chosen in ((first, one), (second, other))
-            ]
-            yield Axis(axis, *names)
+        one, other = (
+            dict(record.changes).get(axis)
+            or own(named, rule.PROFILES[record.profile].choices, axis)
+            for record in (first, second)
+        )
+        if one != other:
+            same = any({one, other} <= names for names in rule.SAME_EXACTLY.get(axis, ()))
+            yield Axis(axis, one, other), not same
 
 
-def _conditions(optimizer: str, differ: list[Case], first: Record, second: Record) -> Iterator[str]:
+def _conditions(
+    optimizer: str, differ: list[Case], alike: list[Case], first: Record, second: Record
+) -> Iterator[str]:
     """What is enough for agreement on every vector: one feature less each, or else several.
 
-    In float64, where rounding hides least.
+    In float64, where rounding hides least. What cannot be taken from any vector is enough where
+    vectors without it agree.
     """
     differ = [case for case in differ if {*case.dtypes} == {"float64"}] or differ
     known: dict[tuple[str, frozenset[str]], bool] = {}
@@ -135,7 +135,9 @@ def _conditions(optimizer: str, differ: list[Case], first: Record, second: Recor
 
     words = sorted(set().union(*features.values()))
     alone = {word: left(frozenset({word})) for word in words}
-    if enough := [word for word in words if not alone[word]]:
+    plain = {word for word in words if any(_without(x, frozenset({word})) for x in differ)}
+    plain |= {word for word in words if any(word not in _features(case) for case in alike)}
+    if enough := [word for word in words if word in plain and not alone[word]]:
         yield from (_phrase(word) for word in enough)
         return
     taken: frozenset[str] = frozenset()
@@ -195,4 +197,14 @@ def _phrase(word: str) -> str:
         return f"{word} is 0"
     if any(word in rule.OPTIONS for rule in spec.RULES.values()):
         return f"{word} is off"
-    return f"nothing is {word}"
+    return LACKING.get(word, f"no {word} is there")
+
+
+LACKING = {
+    "several": "there is one parameter",
+    "missing": "no gradient is missing",
+    "sparse": "no gradient is sparse",
+    "schedule": "the learning rate follows no schedule",
+    "groups": "there is one group",
+}
+"""What cannot be taken from a vector, where it is not."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache, partial
-from itertools import count, islice, pairwise
-from types import ModuleType, SimpleNamespace
+from functools import cache
+from itertools import count, islice
+from types import ModuleType
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -21,12 +21,12 @@ from refopt.interp.formats import FORMATS, Format
 from refopt.oracle import golden, rop, spec
 from refopt.oracle.golden import Case, Run, Sparse
 from refopt.oracle.layered import judging
+from refopt.oracle.mistakes import mistaken, own
 from refopt.oracle.search import Beside, Changes, Search, alike, equal, narrower, sharpest
 from refopt.oracle.verdict import CONFORMS, FORCED, INCONCLUSIVE, VIOLATION, Finding, Judge
 from refopt.typing import Profile
 
 MOST = 2  # choices that are changed at once
-DECAYS = ("beta1", "beta2", "rho", "momentum", "ema_momentum", "factor_decay")
 LINES = 3  # equations that are written out for what departs
 Observed = tuple[Case, Run]
 """A vector, and what an implementation did with it."""
@@ -140,7 +140,10 @@ def diagnose(
     rule = mistaken(optimizer)
     given = sorted((pair for pair in observed if not pair[1].error), key=_power, reverse=True)
     names = [case.id for case, _ in given]
-    profiles = {against: rule.PROFILES[against], **rule.PROFILES}
+    known = {against: rule.PROFILES[against], **rule.PROFILES}
+    profiles = {  # any program may round each operation
+        name: x._replace(half="each") if x.half == "stored" else x for name, x in known.items()
+    }
     judges = {
         name: [judging(rule)(rule, case, run, profile) for case, run in given]
         for name, profile in profiles.items()
@@ -329,8 +332,8 @@ class _Found(NamedTuple):
             (choices,) = _configured(judge, judge.profile)[:1]
             (wanted,) = _configured(judge, self.rule.PROFILES[self.against])[:1]
             for axis, named in self.rule.AXES.items():
-                does = dict(record.changes).get(axis) or _own(named, choices, axis)
-                should = _own(named, wanted, axis)
+                does = dict(record.changes).get(axis) or own(named, choices, axis)
+                should = own(named, wanted, axis)
                 if not does or does == should or should not in named or not judge.matters(axis):
                     continue
                 others = tuple(change for change in record.changes if change[0] != axis)
@@ -422,8 +425,8 @@ class _Found(NamedTuple):
         wanted, mine = (self.rule.PROFILES[name].choices for name in (self.against, profile))
         changed = dict(changes)
         return all(
-            _own(named, wanted, axis)
-            in alike(self.rule, axis, changed.get(axis) or _own(named, mine, axis))
+            own(named, wanted, axis)
+            in alike(self.rule, axis, changed.get(axis) or own(named, mine, axis))
             for axis, named in self.rule.AXES.items()
         )
 
@@ -480,11 +483,6 @@ class _Found(NamedTuple):
         return dict(reversed([*made.items()][:LINES])), tuple(clauses)
 
 
-def _own(named: dict[str, Any], choices: Any, axis: str) -> str:
-    """The alternative on an axis that is chosen; of a rule without the axis none is mistaken."""
-    return next((n for n, x in named.items() if x is getattr(choices, axis, None)), "as-given")
-
-
 def _configured(judge: Judge, profile: Profile) -> list[Any]:
     """The choices of a profile for a case."""
     return [
@@ -511,61 +509,3 @@ def _kills(optimizer: str) -> dict[str, frozenset[str]]:
     """What each vector excludes of the documented rule."""
     found = golden.recordings(optimizer, golden.root() / "vectors")
     return {r.case.id: frozenset(r.case.source.get("kills", ())) for r in found}
-
-
-@cache
-def mistaken(optimizer: str) -> ModuleType:
-    """The rule of an optimizer, and every hyperparameter that may have been taken for another."""
-    rule = spec.RULES[optimizer]
-    given = {**rule.AXES.get("given", {"as-given": _as_given}), **dict(_mistakes(optimizer))}
-    axes = {**rule.AXES, "given": given}
-    return cast(ModuleType, SimpleNamespace(**{**vars(rule), "AXES": axes}))
-
-
-def _as_given(h: Any) -> Any:
-    return h
-
-
-def _mistakes(optimizer: str) -> Iterator[tuple[str, Callable[[Any], Any]]]:
-    """(name, what it makes of the hyperparameters) of each mistake that no axis has.
-
-    A release's default or 0 whatever is given; of a decay its complement, or one in another's
-    place.
-    """
-    rule = spec.RULES[optimizer]
-    sample = rule.Hyper(*(1 / (n + 3) for n, _ in enumerate(rule.Hyper._fields)))
-    known = [mistake(sample) for mistake in rule.AXES.get("given", {}).values()]
-    for name, mistake in _every_mistake(optimizer):
-        if mistake(sample) not in known:
-            yield name, mistake
-
-
-def _every_mistake(optimizer: str) -> Iterator[tuple[str, Callable[[Any], Any]]]:
-    rule, described = spec.RULES[optimizer], spec.load(optimizer)["hyperparameters"]
-    fields = [q for q in rule.Hyper._fields if q in described]
-    decays = [q for q in fields if q in DECAYS]
-    for q in fields:
-        defaults = {getattr(profile.hyper, q) for profile in rule.PROFILES.values()}
-        numbers = {x for x in defaults if isinstance(x, int | float) and not isinstance(x, bool)}
-        limits = described[q].get("range", {})
-        allowed = limits.get("least", 0) <= 0 and limits.get("above", -1) < 0
-        real = q in rule.REQUIRED or any(isinstance(x, float) for x in numbers)
-        zero = {0.0} if allowed and real else set()
-        for x in sorted(numbers | zero):
-            yield f"{q}:{x:g}", partial(_put, q, x)
-        if q in decays:
-            yield f"{q}:1-{q}", partial(_complement, q)
-    for one, other in pairwise(decays):
-        yield f"{one}:{other}", partial(_swap, one, other)
-
-
-def _put(q: str, x: float, h: Any) -> Any:
-    return h._replace(**{q: x})
-
-
-def _complement(q: str, h: Any) -> Any:
-    return h._replace(**{q: 1 - getattr(h, q)})
-
-
-def _swap(one: str, other: str, h: Any) -> Any:
-    return h._replace(**{one: getattr(h, other), other: getattr(h, one)})

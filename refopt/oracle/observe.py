@@ -54,9 +54,9 @@ def framework(
     yield from live.tasks(name, blank, None, python=python, seconds=seconds)
 
 
-def recorded(path: Path) -> Iterator[Task]:
+def recorded(path: Path, select: str = "*") -> Iterator[Task]:
     """The runs of a file of recordings, or of every file in a folder."""
-    for recording in suite.recordings(path):
+    for recording in suite.selected(suite.recordings(path), select):
         runs = recording.runs.items()
         items = tuple(suite.recorded(name, name, name, run) for name, run in runs)
         yield Task(recording.case, items)

@@ -145,7 +145,9 @@ class Row:
 
     @property
     def undecided(self) -> dict[str, list[str]]:
-        """The alternatives that no run excludes, by axis."""
+        """The alternatives that no run excludes, by axis; of what is wrong none."""
+        if self.counts[VIOLATION]:
+            return {}
         found = {
             axis: [name for name, excluded in names.items() if not excluded]
             for axis, names in self.axes.items()
@@ -232,8 +234,9 @@ class Tally:
             yield from _otherwise(changes, results)
         if unexplained := [result for result in outside if not result.named]:
             more = f"no change of choices was found that explains {len(unexplained)} of them"
-            yield f"  {more}; the first of these"
+            yield f"  {more}, each by itself; the first of these"
             yield from _seen(unexplained[0])
+        yield "  refopt diagnose takes all vectors together, and says what is right and what is not"
         yield ""
 
     @property
@@ -504,21 +507,41 @@ def _otherwise(changes: Changes, results: list[Result]) -> Iterator[str]:
     """What is done otherwise, what the rule says instead, and where it shows first."""
     spec_ = spec.load(suite.optimizer(results[0].case))
     clauses = {clause["id"]: clause["text"] for clause in spec_["clauses"]}
-    many = "one change explains" if len(changes) == 1 else f"{len(changes)} changes explain"
-    yield f"  {many} {len(results)} of them"
+    if not changes:  # its arrays conform
+        first = results[0].verdict and results[0].verdict.first
+        q = first.quantity if first else ""
+        where = ", ".join(spec_["exercised"].get(q, ()))
+        yield f"  in {len(results)} of them what it calls {q} is not the rule's {q} ({where});"
+        yield "  everything else holds"
+    else:
+        many = "one change explains" if len(changes) == 1 else f"{len(changes)} changes explain"
+        yield f"  {many} {len(results)} of them"
+    of = spec_["optimizer"]
     for axis, name in changes:
-        alternatives, clause = spec_["axes"][axis]["alternatives"], spec_["axes"][axis]["clause"]
-        does, shown = alternatives[name], [r for r in results if _names(r, (axis, name))]
+        about = spec_["axes"].get(axis, {"clause": "hyperparameters", "question": ""})
+        does, shown = told(of, axis, name), [r for r in results if _names(r, (axis, name))]
         asked = list(dict.fromkeys(r.asked[axis] for r in shown if axis in r.asked))
-        text = clauses.get(clause, spec_["axes"][axis]["question"])
+        text = clauses.get(about["clause"], about["question"])
         yield f"  [bold]{axis}={name}[/], shown by {counted(len(shown), 'vector')}"
-        yield f"    it does    {escape(does['text'])} ({does['clause']})"
+        yield f"    it does    {escape(does[0])}{f' ({does[1]})' if does[1] else ''}"
         for choice in asked:
-            it = alternatives[choice]
-            yield f"    it should  {escape(it['text'])} ({it['clause']}, {axis}={choice})"
-        yield f"    the rule   {escape(text)} ({clause})"
+            it, at = told(of, axis, choice)
+            yield f"    it should  {escape(it)} ({at}, {axis}={choice})"
+        if text:
+            yield f"    the rule   {escape(text)} ({about['clause']})"
     yield "  first seen"
     yield from _seen(results[0])
+
+
+def told(optimizer: str, axis: str, name: str) -> tuple[str, str]:
+    """(what an alternative does, its clause); a mistaken hyperparameter has no clause."""
+    known = spec.load(optimizer)["axes"].get(axis, {}).get("alternatives", {})
+    if name in known:
+        return known[name]["text"], known[name]["clause"]
+    if name == "as-given":
+        return "the hyperparameters as they are given", "hyperparameters"
+    quantity, _, value = name.partition(":")
+    return f"{quantity} is {value}{', whatever is given' * value[0].isdigit()}", ""
 
 
 def _names(result: Result, change: tuple[str, str]) -> bool:
@@ -563,12 +586,13 @@ def _explained(result: Result) -> Iterator[str]:
         yield "no change of one choice of the profile, or of two, explains the run"
         return
     yield "the run conforms if the profile is changed so:"
-    axes = spec.load(suite.optimizer(result.case))["axes"]
     for n, changes in enumerate(result.named):
+        if not changes:
+            yield "  its arrays conform: a counter that it shows is not what the rule calls so"
         for m, (axis, name) in enumerate(changes):
-            alternative = axes[axis]["alternatives"][name]
+            text, clause = told(suite.optimizer(result.case), axis, name)
             begin = "  and " if m else "  or " if n else "  "
-            yield f"{begin}{axis}={name} ({alternative['clause']}): {escape(alternative['text'])}"
+            yield f"{begin}{axis}={name}{f' ({clause})' if clause else ''}: {escape(text)}"
 
 
 def _beside(first: Finding, dtype: str) -> Iterator[str]:

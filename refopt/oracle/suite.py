@@ -18,7 +18,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from threading import Thread
 from types import ModuleType
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -27,6 +27,8 @@ from refopt.oracle import drawn, golden, refused
 from refopt.oracle.compare import Comparison, decisive, explained
 from refopt.oracle.golden import Case, Recording, Run
 from refopt.oracle.layered import judging
+from refopt.oracle.mistakes import mistaken
+from refopt.oracle.mistakes import own as own_choice
 from refopt.oracle.own import numpy_run
 from refopt.oracle.replay import Replay
 from refopt.oracle.search import Changes, equal
@@ -293,7 +295,8 @@ def _verdict(case: Case, item: Item, result: Result) -> Result:
         return result._replace(item=refused, status=REJECTED)
     # XLA has no subnormal numbers on a CPU; steps of layers are never compiled
     more = {"flush": True} if item.execution == "jax" and not case.layers else {}
-    judge = judging(rule(case))(rule(case), *drawn.distinct(case, run), profile, **more)
+    apart, answers = drawn.distinct(case, run)
+    judge = judging(rule(case))(rule(case), apart, answers, profile, **more)
     vector = "kills" in case.source and item.run is not None
     known = _Any() if not item.axes else _excluded.setdefault((item.name, profile.name), set())
     verdict = judge.verdict(skip=set() if vector or item.every else known)
@@ -335,9 +338,12 @@ def _refused(case: Case, item: Item, result: Result) -> Result:
 def _explained(judge: Judge, item: Item) -> list[Changes]:
     """What explains runs before and this one; else this one alone, by three changes at most.
 
+    Mistaken hyperparameters are changes too, as in `diagnose`, which takes all runs together.
+
     Last, what explains its arrays: an implementation may count what it does not use.
     """
     before = _named.setdefault((item.name, item.profile), [])
+    judge = type(judge)(mistaken(optimizer(judge.case.id)), judge.case, judge.run, judge.profile)
     axes, arrays = judge.rule.AXES, judge.of_arrays()
 
     def holding(explanation: Sequence[Changes]) -> list[Changes]:
@@ -362,9 +368,8 @@ def _explained(judge: Judge, item: Item) -> list[Changes]:
 def _asked(judge: Judge, axis: str) -> str:
     """The alternative on an axis that the profile has for the options of a case."""
     replay = Replay(judge.rule, judge.case, judge.profile)
-    choice = getattr(replay.choices(replay.hyper(1, judge.case.groups[0][1])), axis)
-    named: dict[str, Any] = judge.rule.AXES[axis]
-    return next(name for name, x in named.items() if x is choice)
+    choices = replay.choices(replay.hyper(1, judge.case.groups[0][1]))
+    return own_choice(judge.rule.AXES.get(axis, {}), choices, axis)
 
 
 def _compared(case: Case, item: Item, result: Result) -> Result:

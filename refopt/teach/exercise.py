@@ -404,7 +404,7 @@ def check(path: Path) -> Report:
 
 def _told(x: Exercise, case: Case, run: Run, first: Finding, checks: int) -> Report:
     """The hints for a run that does not conform."""
-    from refopt.oracle.diagnose import mistaken
+    from refopt.oracle.mistakes import mistaken
     from refopt.oracle.search import Search
 
     data, rule = spec.load(x.optimizer), mistaken(x.optimizer)
