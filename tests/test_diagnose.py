@@ -17,6 +17,7 @@ from refopt.oracle import advice, environments, golden, live, observe, spec
 from refopt.oracle.between import between
 from refopt.oracle.diagnose import Diagnosis, Observed, Record, diagnose, likely
 from refopt.oracle.golden import Run
+from refopt.oracle.layered import judging
 from refopt.oracle.mistakes import mistaken
 from refopt.oracle.observe import Subject
 from refopt.oracle.own import numpy_run
@@ -221,6 +222,126 @@ def test_half_precision_leaves_the_place_of_a_small_epsilon_undecided() -> None:
     assert "epsilon" in said.partition("undecided: ")[2]
 
 
+# -- what is told where a rule is not known, or not quite -----------------------------------------
+
+
+def changed(
+    value: Any,
+    optimizer: str = "nadam",
+    quantities: Iterable[str] = ("param",),
+    *,
+    shown: bool = True,
+) -> tuple[Observed, ...]:
+    """The documented runs with some quantities as `value` makes them of case, step and number.
+
+    Without coupled decay, by which a moment would follow from a parameter.
+    """
+    found = []
+    for case, run in followed(optimizer, DOCUMENTED, (*SHARP, "*defaults*", "*beta1-zero*")):
+        if case.hyper["weight_decay"] and not case.options.get("decoupled_weight_decay"):
+            continue
+        steps = {
+            t: {
+                q: [
+                    [value(case, t, x) for x in xs or ()] if xs is not None else None
+                    for xs in column
+                ]
+                if q in quantities
+                else column
+                for q, column in step.items()
+                if shown or q == "param"
+            }
+            for t, step in run.steps.items()
+        }
+        found.append((case, run._replace(steps=steps)))
+    return tuple(found)
+
+
+def test_a_parameter_that_is_nan_beside_right_moments_is_no_rule() -> None:
+    found = diagnose("nadam", changed(lambda case, t, x: float("nan")))
+    assert (found.held, found.where) == ((), ())
+    assert found.departure is not None
+    assert (found.departure.quantity, found.departure.right[-2:]) == ("param", ("m", "v"))
+    assert "param is nan at step 1, where the rule is finite." in told(found)
+
+
+def test_what_departs_first_is_told_with_its_equations_and_clauses() -> None:
+    found = diagnose("nadam", changed(lambda case, t, x: x * (1.0 + 0.01 * (t > 2))))
+    said = told(found)
+    assert "First to depart: param." in said
+    assert "Right: t, product, m, v." in said
+    assert "θₜ = θₜ′ − (γ m̂ₜ) / (√v̂ₜ + ε) (spec/nadam.md, NAD-9.2, NAD-11.1" in said
+    assert "Nothing lies outside before step 3." in said
+    assert "\\frac" not in said
+    assert "which holds 0 of" not in said
+
+
+def test_a_small_difference_is_rounding_or_not_named() -> None:
+    found = diagnose("nadam", changed(lambda case, t, x: x, shown=False))
+    assert found.status == CONFORMS
+    close = [
+        (case, run)
+        for case, run in followed("nadam", Record("documented", (("first", "increment"),)))
+        if {*case.dtypes} == {"float32"}
+    ]
+    found = diagnose("nadam", close)
+    if found.outside:
+        assert found.rounded
+        assert "but for rounding" in told(found)
+
+
+def test_another_order_of_operations_is_equal_and_not_to_be_changed() -> None:
+    every = ("*sharp*", "*beta1-zero*", "*betas-changed*")
+    found = diagnose("nadam", followed("nadam", Record("documented", (("first", "lerp"),)), every))
+    assert found.rounded
+    said = told(found)
+    assert "computes what documented does, but for rounding" in said
+    assert "Both are equal over the real numbers" in said
+    assert "Write " not in said
+
+
+def test_a_change_where_something_is_asked_for_is_told_with_what_asks_for_it() -> None:
+    right = {case.id: run for case, run in followed("nadam", DOCUMENTED)}
+    after = followed("nadam", Record("documented", (("decay", "decoupled-after"),)))
+    mixed = tuple(
+        (case, run if case.options.get("decoupled_weight_decay") else right[case.id])
+        for case, run in after
+    )
+    found = diagnose("nadam", mixed)
+    assert found.held == (Record("documented", (("decay", "decoupled-after"),)),)
+    assert "decoupled_weight_decay" in found.where
+    assert "conforms to documented except with" in told(found)
+    assert all(x.should == "decoupled" for x in found.differences)
+
+
+def test_a_counter_of_another_meaning_is_told_and_nothing_else_is_wrong() -> None:
+    found = diagnose("nadam", changed(lambda case, t, x: x + 1, quantities=("t",)))
+    assert (found.held[0], found.otherwise) == (DOCUMENTED, ("t",))
+    assert found.differences == ()
+    said = told(found)
+    assert "What it calls t is not the rule's t (spec/nadam.md, NAD-5.2)" in said
+    assert "computes with something else" not in said
+
+
+def test_a_change_that_alters_nothing_explains_nothing() -> None:
+    """Outside an interval that may be NaN as well; whatever epsilon is, it is the given one."""
+    every = followed("rmsprop", DOCUMENTED, ["*centered-constant-500*"])
+    assert every
+    for case, run in every:
+        last = max(run.steps)
+        param = [[x * (1 + 1e-3) for x in xs or ()] for xs in run.steps[last]["param"]]
+        steps = run.steps | {last: run.steps[last] | {"param": param}}
+        judge = judging(spec.RULES["rmsprop"])(
+            mistaken("rmsprop"),
+            case,
+            run._replace(steps=steps),
+            spec.RULES["rmsprop"].PROFILES["documented"],
+        )
+        same = mistaken("rmsprop").AXES["given"]["as-given"]
+        assert not judge.holds({"given": same})
+        assert not judge.holds({})
+
+
 # -- the commands ---------------------------------------------------------------------------------
 
 FUNCTION = """
@@ -304,6 +425,9 @@ def test_a_file_of_recordings_is_identified_run_by_run(mine: Path) -> None:
     result = refopt("diagnose", "recorded.json", "--json")
     (line,) = (json.loads(line) for line in result.stdout.splitlines())
     assert {"profile": "timm-nadamw", "changes": []} in line["follows"]
+    result = refopt("diagnose", "recorded.json", "--select", "no-such")
+    assert result.exit_code == NOTHING
+    assert "no case of recorded.json matches the selection" in result.stderr
 
 
 def test_two_rules_are_compared_with_what_makes_them_agree() -> None:
@@ -317,6 +441,9 @@ def test_two_rules_are_compared_with_what_makes_them_agree() -> None:
     assert found.finding is not None
     (condition,) = found.agree_while
     assert "epsilon is 0" in condition
+    torch = between("nadam", DOCUMENTED, Record("torch-2.13", ()), vectors("nadam")[:2])
+    assert ("product", "exact", "float32") in torch.axes
+    assert ("first", "weighted", "lerp") in torch.rounding
     same = between("nadam", DOCUMENTED, DOCUMENTED, vectors("nadam")[:2])
     assert (same.axes, same.differ, same.finding) == ((), (), None)
 

@@ -287,7 +287,7 @@ def test_a_check_prints_what_each_release_does_otherwise(rmsprop: Found, nadams:
     ) in said
     assert "    plain in float64: product=float32\n" in said
     assert "  epsilon: Where is epsilon added?\n    inside (RMS-5.4b): under the root\n" in said
-    assert "storage=float32-lr or float32-casts (rounding alone)" in said
+    assert "storage=float32-variables or float32-casts (rounding alone)" in said
 
 
 # -- processes ------------------------------------------------------------------------------------

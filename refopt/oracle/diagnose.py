@@ -181,7 +181,7 @@ def diagnose(
         outside=tuple(names[n] for n in outside),
         held=tuple(held),
         where=where,
-        idle=tuple(sorted(counters - otherwise)),
+        idle=() if Record(against, ()) in held else tuple(sorted(counters - otherwise)),
         otherwise=tuple(sorted(otherwise)),
         differences=tuple(found.differences(held[0])) if held else (),
         undecided=tuple(undecided),
