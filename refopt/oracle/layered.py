@@ -305,6 +305,7 @@ class LayerJudge(Judge):
     ) -> None:
         self.rule, self.case, self.run, self.profile = rule, case, run, profile
         self._space = Bands(k)
+        self.kept: set[str] = set()  # factors and inverses are shown, or computed open-loop
         self._decides: dict[Key, Any] | None = None  # elements with bounds, or outside
         self._observed = observed(rule, case, run)
 
@@ -378,9 +379,9 @@ class LayerJudge(Judge):
             for key, band, values in sorted(compared, key=lambda x: (flow[x[0][1]], x[0][2])):
                 passed = self._passed(key, band, values) if changes else np.all(band.holds(values))
                 decides = bool(np.any(band.bounded & np.isfinite(values)))
-                yield Beside(
-                    (t, flow[key[1]], key[2]), key, bool(passed), band, decides, values, FORCED
-                )
+                number = bool(np.any(np.isfinite(self._observed[key])))  # in whatever shape
+                place = t, flow[key[1]], key[2]
+                yield Beside(place, key, bool(passed), band, decides, values, FORCED, number)
 
     def finding(self, beside: Beside) -> Finding:
         """As `Judge.finding`: of an array its first element."""

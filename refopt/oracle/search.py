@@ -13,8 +13,6 @@ from itertools import combinations
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-import numpy as np
-
 from refopt.interp.balls import precision
 
 T = TypeVar("T")
@@ -39,6 +37,7 @@ class Beside(NamedTuple):
     decides: bool = True  # whether it is a number beside a range that has bounds
     observed: Any = None
     mode: str = ""
+    number: bool = True  # whether anything that was shown there is one
 
 
 class Judged(Protocol):
@@ -114,10 +113,10 @@ class Search:
     @cached_property
     def numberless(self) -> bool:
         """Whether each run that deviates does so first in what is no number."""
-        if (stuck := self.stuck(())) is None or np.any(np.isfinite(stuck.beside.observed)):
+        if (stuck := self.stuck(())) is None or stuck.beside.number:
             return False
         found = (self.first(n, ()) for n in range(stuck.run, len(self.judged)))
-        return not any(x is not None and np.any(np.isfinite(x.observed)) for x in found)
+        return not any(x is not None and x.number for x in found)
 
     @property
     def reach(self) -> tuple[int, Place]:

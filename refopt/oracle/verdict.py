@@ -201,6 +201,7 @@ class Judge:
                     self._counts(check),
                     check.observed,
                     check.mode,
+                    math.isfinite(check.observed),
                 )
         except ShapeError:
             nowhere = Interval(None, None)
