@@ -288,7 +288,9 @@ def _held(searches: dict[str, Search], against: str, progress: Progress) -> list
             if n and found:
                 break
         if found and not n:
-            found = sharpest({x: searches[x.profile].ranges(()) for x in found})
+            best = sharpest({x: searches[x.profile].ranges(()) for x in found})
+            rule, wider = searches[against].judged[0].rule, [x for x in found if x not in best]
+            found = best + [x for x in wider if any(_same(rule, x, y) for y in best)]
         if n and found and against in levels and found[0].profile != against:
             found = [Record(against, x) for x in next(levels[against], [])] or found
         if found or not levels:
@@ -303,6 +305,16 @@ def _held(searches: dict[str, Search], against: str, progress: Progress) -> list
                     searches[name].joint = True
                     levels[name] = islice(searches[name].levels(), 1, None)
     return []
+
+
+def _same(rule: ModuleType, one: Record, other: Record) -> bool:
+    """Whether two profiles are equal over the real numbers."""
+    choices = [rule.PROFILES[record.profile].choices for record in (one, other)]
+    pairs = {axis: {own(named, c, axis) for c in choices} for axis, named in rule.AXES.items()}
+    return all(
+        len(names) == 1 or any(names <= same for same in rule.SAME_EXACTLY.get(axis, ()))
+        for axis, names in pairs.items()
+    )
 
 
 def _clear(found: list[Record], rule: ModuleType) -> list[Record]:
