@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from refopt.oracle import drawn
 from refopt.oracle.diagnose import diagnose
 from refopt.oracle.golden import Run
 from refopt.oracle.own import numpy_run
@@ -195,4 +196,6 @@ def test_no_generic_code_knows_it() -> None:
         for path in (ROOT / "refopt").rglob("*.py")
         if '"sgd"' in path.read_text(encoding="utf-8")
     }
-    assert known <= {"refopt/teach/exercise.py"}  # its exercise
+    # its exercise, and the ranges that cases are drawn from; without them none are
+    assert known <= {"refopt/teach/exercise.py", "refopt/oracle/drawn.py"}
+    assert drawn.kinds("another") == []

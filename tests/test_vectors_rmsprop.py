@@ -32,7 +32,8 @@ SAME = {
     *("storage=float32-casts", "storage=float32-all", "scalars=float32", "scalars=native"),
     *("schedule=float32", "second=square-of-scaled", "second=increment", "mean=increment"),
     *("mean=lerp", "idle=lr-inside", "norm=factor", "global_norm=larger", "overwrite=blended"),
-    "variance=clamped",
+    *("variance=clamped", "storage=float32-tensors", "schedule=native"),
+    *("norm=larger-float32", "global_norm=reciprocals-float32"),
 }
 
 
@@ -80,6 +81,10 @@ class RealSpace(Space):
     """Arrays that no profile rounds."""
 
     numbers = RealNumbers()
+
+    def float32(self, x):
+        """`x` itself."""
+        return x
 
 
 EQUAL = [

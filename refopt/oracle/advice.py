@@ -13,7 +13,7 @@ from refopt.oracle.diagnose import Departure, Diagnosis, Difference, Record
 from refopt.oracle.observe import Subject
 from refopt.oracle.report import counted, told
 from refopt.oracle.suite import FAILURES, REJECTED, SKIPPED
-from refopt.oracle.verdict import CONFORMS, INCONCLUSIVE, Finding
+from refopt.oracle.verdict import CONFORMS, INCONCLUSIVE, VIOLATION, Finding
 
 SHOWN = 3  # vectors that are named for each difference
 FORMULAS = 2  # equations that are written out for each difference
@@ -21,7 +21,7 @@ FORMULAS = 2  # equations that are written out for each difference
 
 def paragraph(subject: Subject, found: Diagnosis) -> str:
     """One paragraph: what is followed, what differs, what to change, what was not decided."""
-    broke, other = _failed(subject, FAILURES), _failed(subject, (REJECTED, SKIPPED))
+    broke, other = _failed(subject, (*FAILURES, VIOLATION)), _failed(subject, (REJECTED, SKIPPED))
     followed, changes = _followed(subject, found), _changes(found)
     return " ".join([*broke, *followed, *changes, *_open(found), *other])
 

@@ -158,13 +158,15 @@ def parsed(id_: str) -> Drawn | None:
 
 
 def kinds(optimizer: str) -> list[str]:
-    """The kinds of cases of an optimizer; of THOR its nets."""
-    return [row[0] for row in inputs.ROWS] if optimizer == "thor" else [*KINDS]
+    """The kinds of cases of an optimizer; of THOR its nets. None where no ranges are stated."""
+    if optimizer == "thor":
+        return [row[0] for row in inputs.ROWS]
+    return [*KINDS] if optimizer in HYPER else []
 
 
 def number(optimizer: str) -> int:
     """How many cases are asked at most."""
-    return 2 if optimizer == "thor" else len(KINDS)
+    return 2 if optimizer == "thor" else len(kinds(optimizer))
 
 
 def case(id_: str) -> Case:

@@ -304,7 +304,8 @@ def _round_elements(source: Source, f: Any) -> Iterator[Source]:
     def rounder(bits: str) -> Iterator[str]:
         values = from_bits(bits, f)
         for j, value in enumerate(values):
-            for x in ROUND[: ROUND.index(value) if value in ROUND else None]:
+            known = value in ROUND and str(value) != "-0.0"
+            for x in ROUND[: ROUND.index(value) if known else None]:
                 yield to_bits([*values[:j], x, *values[j + 1 :]], f)
 
     for i, param in enumerate(source["params"]):
