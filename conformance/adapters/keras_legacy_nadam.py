@@ -9,7 +9,7 @@ import os
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import tensorflow as tf
-from _adapter import only, refuse, serve
+from _adapter import Inexpressible, only, refuse, serve
 
 MOVED = tuple(map(int, tf.__version__.split(".")[:2])) >= (2, 11)
 optimizers = tf.keras.optimizers.legacy if MOVED else tf.keras.optimizers
@@ -18,6 +18,8 @@ optimizers = tf.keras.optimizers.legacy if MOVED else tf.keras.optimizers
 class Nadam:
     def __init__(self, profile, hyper, options, params):
         refuse(options, hyper, "none")
+        if hyper["epsilon"] == 0:
+            raise Inexpressible("an epsilon of 0, which is read as the default")
         self.variables = [tf.Variable(p) for p in params]
         self.optimizer = optimizers.Nadam(
             hyper["lr"],

@@ -82,8 +82,9 @@ def cases(name: str, select: str = "*") -> list[Recording]:
 
 
 def _asked(case: Case) -> set[str]:
-    """The dtypes of a case, its options, what most cases leave out, several gradients a step."""
-    alike = len(case.groups) == 1 and not any(None in row for row in case.grads)
+    """The dtypes of a case, its options, what most cases leave out, several gradients at steps."""
+    whole = case.steps > 1 and not any(None in row for row in case.grads)
+    alike = len(case.groups) == 1 and whole
     always = RULES[suite.optimizer(case.id)].REQUIRED
     numbers = {q for q, x in case.hyper.items() if q not in always and x != 0}
     several = {"several"} if len(case.params) > 1 and alike else set()
