@@ -212,7 +212,9 @@ class Tally:
         while left:
             known = list(dict.fromkeys(changes for r in left for changes in r.named))
             explained = {c: [r for r in left if any({*x} <= {*c} for x in r.named)] for c in known}
-            best = max(known, key=lambda changes: (len(explained[changes]), -len(changes)))
+            # another rule is said before a number that is mistaken for another
+            mistaken = {c: sum(":" in name for _, name in c) for c in known}
+            best = max(known, key=lambda c: (len(explained[c]), -len(c), -mistaken[c]))
             found.append((best, explained[best]))
             left = [result for result in left if result not in explained[best]]
         return found
