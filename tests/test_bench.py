@@ -88,10 +88,14 @@ def test_bench_writes_its_figures_and_a_plot(tmp_path, monkeypatch, optimizer):
         (["--contestant", "me"], "--contestant must be one of floor"),
         (["--optimizer", "sgd"], "--optimizer must be one of nadam, rmsprop, thor"),
         (["--tensorflow", "/nowhere/python"], "--tensorflow must be a Python interpreter"),
+        (["--output", "/nowhere/all.json"], "--output must be a file that can be written"),
+        (["--plot", "all.gif"], "--plot must be a .svg or a .png"),
     ],
 )
 def test_bench_names_what_it_does_not_know(options, said, monkeypatch):
     monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)
+    monkeypatch.setattr(bench, "limit_threads", lambda n: None)
+    monkeypatch.setattr(bench, "measured", lambda *_: pytest.fail("nothing is measured"))
     done = CliRunner().invoke(app, ["bench", *options], env={"COLUMNS": "300"})
     assert done.exit_code == 2
     assert said in " ".join(done.output.replace("│", " ").split())

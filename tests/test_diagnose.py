@@ -276,18 +276,12 @@ def test_what_departs_first_is_told_with_its_equations_and_clauses() -> None:
     assert "which holds 0 of" not in said
 
 
-def test_a_small_difference_is_rounding_or_not_named() -> None:
-    found = diagnose("nadam", changed(lambda case, t, x: x, shown=False))
-    assert found.status == CONFORMS
-    close = [
-        (case, run)
-        for case, run in followed("nadam", Record("documented", (("first", "increment"),)))
-        if {*case.dtypes} == {"float32"}
-    ]
-    found = diagnose("nadam", close)
-    if found.outside:
-        assert found.rounded
-        assert "but for rounding" in told(found)
+def test_hidden_states_conform_and_a_small_difference_is_said_to_be_within_roundings() -> None:
+    assert diagnose("nadam", changed(lambda case, t, x: x, shown=False)).status == CONFORMS
+    found = diagnose("nadam", changed(lambda case, t, x: x * (1.0 + 1e-6 * (t > 1)), shown=False))
+    assert found.outside
+    assert found.rounded
+    assert "computes what documented does, but for rounding" in told(found)
 
 
 def test_another_order_of_operations_is_equal_and_not_to_be_changed() -> None:

@@ -23,7 +23,7 @@ from refopt.oracle.golden import Case, Run, Sparse
 from refopt.oracle.layered import judging
 from refopt.oracle.mistakes import mistaken, own
 from refopt.oracle.search import Beside, Changes, Search, alike, equal, narrower, sharpest
-from refopt.oracle.verdict import CONFORMS, FORCED, INCONCLUSIVE, VIOLATION, Finding, Judge
+from refopt.oracle.verdict import CONFORMS, FORCED, INCONCLUSIVE, VIOLATION, Finding, Judge, of_any
 from refopt.typing import Profile
 
 MOST = 2  # choices that are changed at once
@@ -141,9 +141,7 @@ def diagnose(
     given = sorted((pair for pair in observed if not pair[1].error), key=_power, reverse=True)
     names = [case.id for case, _ in given]
     known = {against: rule.PROFILES[against], **rule.PROFILES}
-    profiles = {  # any program may round each operation
-        name: x._replace(half="each") if x.half == "stored" else x for name, x in known.items()
-    }
+    profiles = {name: of_any(profile) for name, profile in known.items()}
     judges = {
         name: [judging(rule)(rule, case, run, profile) for case, run in given]
         for name, profile in profiles.items()

@@ -33,7 +33,7 @@ from refopt.oracle.own import numpy_run
 from refopt.oracle.replay import Replay
 from refopt.oracle.search import Changes, equal
 from refopt.oracle.spec import RULES
-from refopt.oracle.verdict import CONFORMS, INCONCLUSIVE, VIOLATION, Judge, Verdict
+from refopt.oracle.verdict import CONFORMS, INCONCLUSIVE, VIOLATION, Judge, Verdict, of_any
 from refopt.typing import Profile
 
 T = TypeVar("T")
@@ -287,8 +287,8 @@ def _judged(case: Case, item: Item) -> Result:
 
 def _verdict(case: Case, item: Item, result: Result) -> Result:
     profile = profiles(case)[item.profile]
-    if item.together and profile.half == "stored":  # any program: it may round each operation
-        profile = profile._replace(half="each")
+    if item.together:
+        profile = of_any(profile)
     run = item.run or numpy_run(case, profile, execution=item.execution)
     if run.error:
         refused = result.item._replace(detail="{type}: {message}".format(**run.error))

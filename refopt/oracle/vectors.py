@@ -23,15 +23,15 @@ from refopt.errors import CaseError
 from refopt.interp.balls import PRECISION, MatrixSpace, Space, precision, rounded
 from refopt.interp.formats import FORMATS, to_bits
 from refopt.oracle import coverage, golden, inputs, power, refused, spec
-from refopt.oracle.golden import BY_LAYER, Case, Schedule
+from refopt.oracle.golden import BY_LAYER, MUST, Case, Schedule
 from refopt.oracle.layered import Layered, judging
 from refopt.oracle.replay import Memory, Replay
 from refopt.oracle.verdict import OPEN
 from refopt.typing import Profile
 
-MUST, MAY = "must", "may"
-"""What an implementation owes a vector: its values; those, if it takes the case at all. Of the
-third class, `golden.MUST_REJECT`, it owes a refusal."""
+MAY = "may"
+"""What an implementation owes a vector: its values, if it takes the case at all. It owes those of
+`MUST`, and a refusal where the class is `golden.MUST_REJECT`."""
 
 INPUTS: dict[str, dict[str, tuple[str, ...]]] = {
     "nadam": {
